@@ -283,8 +283,8 @@ def test_an_error_is_one_message(run: Call, outrider: Call, models: Path) -> Non
         (run("-n", "-7", "hi"), ["-n -7", "not a number of tokens"]),
         (run("--temp", "nan", "hi"), ["--temp: nan", "finite"]),
         (run("-s", "-5", "hi"), ["seed", "-5"]),
-        (run("-c", "-1", "hi"), ["-c -1"]),
-        (run("-c", "1", "hi"), ["-c 1", "2 or more"]),
+        (run("-c", "-1", "hi"), ["--ctx-size: -1 cannot be used"]),
+        (run("-c", "1", "hi"), ["context size", "2 or more"]),
         (run("-b", "0", "hi"), ["batch size", "0"]),
         (run("-ctk", "huge", "hi"), ["cache type k", "'huge'", "q8_0"]),
         (run("-ngl", "many", "hi"), ["-ngl", "'many'"]),
@@ -311,7 +311,7 @@ def test_an_error_is_one_message(run: Call, outrider: Call, models: Path) -> Non
 
 
 def test_bad_numbers_are_found_before_anything_is_loaded(outrider: Call) -> None:
-    for arguments in ("-n 0", "-c 1", "--temp -1", "-t x", "-b 0", "-r="):
+    for arguments in ("-n 0", "-c -1", "--temp -1", "-t x", "-b 0", "-r="):
         for command in ("run", "chat"):
             line = [word.removesuffix("=") for word in arguments.split()] + [""] * arguments.endswith("=")
             outcome = outrider(command, "-m", "/nowhere.gguf", *line, stdin="hi")

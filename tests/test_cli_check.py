@@ -169,7 +169,7 @@ def test_a_library_that_is_not_here_is_named_in_a_line(check: Call, monkeypatch:
         (("target.gguf", "--seconds", "0"), "--seconds: 0 cannot be used: "),
         (("target.gguf", "--seconds", "nan"), "--seconds: nan cannot be used: "),
         (("target.gguf", "--backend", "cuda"), "backend: 'cuda' is not known"),
-        (("target.gguf", "-c", "-1"), "-c -1: "),
+        (("target.gguf", "-c", "-1"), "--ctx-size: -1 cannot be used: "),
         (("target.gguf", "-c", "32"), "prompts: "),
     ],
 )

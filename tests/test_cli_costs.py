@@ -61,7 +61,7 @@ def test_a_file_is_written_too(costs: Call, models: Path, tmp_path: Path) -> Non
         (("--seconds", "nan"), "--seconds: nan cannot be used: "),
         (("--costs", "no/such/place.json"), "no/such/place.json: its folder does not exist"),
         (("-m", "nowhere.gguf"), "nowhere.gguf: "),
-        (("-c", "-1"), "-c -1: "),
+        (("-c", "-1"), "--ctx-size: -1 cannot be used: "),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(costs: Call, arguments: tuple[str, ...], complaint: str) -> None:

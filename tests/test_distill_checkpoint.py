@@ -1,22 +1,21 @@
 """Models as arrays and drafts as GGUF files: what is read, what llama.cpp makes of it, what is refused."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, TokenType
-from gguf.quants import quantize
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, TokenType
 
 from cli_helpers import ROOT
 from distilling import PROVENANCE, random_model, spoken
 from full_disk import file_size_limit
 from llama_cpp_models import SMALL
 from outrider.backends.gguf.model import Weights
-from outrider.core.errors import ModelFileError, OutriderError, SettingError, VocabularyMismatch
+from outrider.core.errors import ModelFileError, OutriderError, SettingError
 from outrider.core.notices import collect_notices
 from outrider.lab.distill.checkpoint import (
     ARCHITECTURES,
@@ -25,13 +24,12 @@ from outrider.lab.distill.checkpoint import (
     Shape,
     pretrained_calibration,
     read_gguf,
-    read_provenance,
-    read_subset,
     restrict,
     tensor_sizes,
     write_gguf,
 )
-from outrider.models.header import Field, fields_of, read_header
+from outrider.lab.model_file import Tensor, read_tensors, write_model_file
+from outrider.models.header import Field, fields_of
 from outrider.models.vocab import align, tokenizer_id
 from outrider.models.vocab.subset import OTHER, OTHER_TOKEN, TARGET_TOKENIZER, TARGET_TOKENS, Subset
 from outrider.session.learned import prior_in
@@ -52,15 +50,15 @@ class Target:
     checkpoint: Checkpoint
     weights: Weights
 
-    def write(self, path: Path, draft: Checkpoint | None = None, **options: Any) -> dict[str, float]:
+    def write(self, path: Path, draft: Checkpoint | None = None, **options: Any) -> None:
         """A draft of this target, whole and in 32 bits unless the options say otherwise."""
         floats = options.get("quantization", "F32")
         usual = {"subset": Subset.whole(SIZE), "provenance": PROVENANCE, "quantization": "F32"}
         given: dict[str, Any] = usual | {"embedding_quantization": floats} | options
-        return write_gguf(draft or self.checkpoint, path, target=self.weights.vocabulary, **given)
+        write_gguf(draft or self.checkpoint, path, target=self.weights.vocabulary, **given)
 
-    def write_reduced(self, path: Path, subset: Subset = REDUCED, **options: Any) -> dict[str, float]:
-        return self.write(path, restrict(self.checkpoint, subset), subset=subset, **options)
+    def write_reduced(self, path: Path, subset: Subset = REDUCED, **options: Any) -> None:
+        self.write(path, restrict(self.checkpoint, subset), subset=subset, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -122,73 +120,53 @@ def test_the_shape_is_that_of_the_file_in_one_part_or_several(target: Target, tm
 
 
 def test_a_quantized_model_is_read_as_numbers(target: Target, path: Path) -> None:
-    def encode(tensors: dict[str, Any]) -> None:
-        for name, values in tensors.items():
-            if values.ndim > 1:
-                tensors[name] = (quantize(values, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
-
-    back = read_gguf(rewritten(target.path, path, encode))
+    back = read_gguf(write_tiny(path, layers=3, quantized=GGMLQuantizationType.Q8_0))
     assert back.shape == target.checkpoint.shape
     for name, values in target.checkpoint.weights.items():
         assert back.weights[name].shape == values.shape
         assert np.abs(back.weights[name] - values).max() <= np.abs(values).max() / 127
 
 
-def rewritten(
-    source: Path, path: Path, change: Callable[[dict[str, Any]], object] = len, **more: Any
-) -> Path:
-    """The model with other tensors, and other fields of its architecture ("": none), without a tokenizer."""
-    reader = GGUFReader(source)
-    architecture = str(more.pop("architecture", "llama"))
-    writer = GGUFWriter(path, architecture)
-    given = {key.removeprefix("llama."): field for key, field in reader.fields.items() if "llama." in key}
-    values = {key: (field.contents(), field.types[0]) for key, field in given.items()}
-    for key, value in more.items():
-        kind = GGUFValueType.STRING if isinstance(value, str) else GGUFValueType.UINT32
-        values[key] = value, values.get(key, (None, kind))[1]
-    for key, (value, kind) in values.items():
-        if value != "":
-            writer.add_key_value(f"{architecture}.{key}", value, kind)
-    return finished(writer, reader, change)
+Changes = Mapping[str, Any]
+"""of fields or tensors by their names; None takes one away"""
 
 
-def finished(
-    writer: GGUFWriter, reader: GGUFReader, change: Callable[[dict[str, Any]], object] = len
-) -> Path:
-    """The file, with the tensors of another one."""
-    tensors: dict[str, Any] = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
-    change(tensors)
-    for name, values in tensors.items():
-        data, stored = values if isinstance(values, tuple) else (values, None)
-        writer.add_tensor(name, data, raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert writer.path is not None
-    return writer.path
+def rewritten(source: Path, path: Path, changes: Changes, sizes: Changes) -> Path:
+    """The model with other fields of its architecture, and other tensors."""
+    header, tensors = read_tensors(source)
+    found = fields_of(source, header)
+    architecture = changes.get("architecture", "llama")
+    kinds = {str: GGUFValueType.STRING, int: GGUFValueType.UINT32, type(None): GGUFValueType.BOOL}
+    found |= {f"llama.{key}": Field(value, kinds[type(value)]) for key, value in changes.items()}
+    kept = {
+        key.replace("llama", architecture, 1): field
+        for key, field in found.items()
+        if field.value is not None
+    }
+    for name, size in sizes.items():
+        data = np.ones(size or 1, np.float32)
+        tensors[name] = Tensor(data.shape, GGMLQuantizationType.F32, data)
+        if size is None:
+            del tensors[name]
+    del kept["general.architecture"]
+    write_model_file(path, architecture, kept, tensors)
+    return path
 
 
-def without(name: str) -> Callable[[dict[str, Any]], object]:
-    return lambda tensors: tensors.pop(name)
-
-
-def with_one(name: str, *size: int) -> Callable[[dict[str, Any]], object]:
-    return lambda tensors: tensors.update({name: np.ones(size, dtype=np.float32)})
-
-
-UNREADABLE: dict[str, tuple[Mapping[str, Any], str]] = {
-    "architecture": ({"architecture": "mamba"}, "the architecture 'mamba' cannot be trained here"),
-    "scaled": ({"rope.scaling.type": "yarn"}, "its rotary positions are scaled"),
-    "frequencies": ({"change": with_one("rope_freqs.weight", 16)}, r"it has rope_freqs\.weight, and models"),
-    "partly rotated": ({"rope.dimension_count": 16}, "a part of each head is rotated"),
-    "no epsilon": ({"attention.layer_norm_rms_epsilon": ""}, "its header does not say what the model is"),
-    "no heads": ({"attention.head_count": 0}, "its header does not say what the model is made of"),
-    "no embedding": ({"change": without("token_embd.weight")}, "its header does not say what the model is"),
-    "no tensor": ({"change": without("blk.1.ffn_up.weight")}, r"it lacks blk\.1\.ffn_up\.weight"),
-    "experts": ({"change": with_one("blk.1.ffn_gate_inp.weight", 4, 64)}, r"it has blk\.1\.ffn_gate_inp"),
+_NO_SHAPE = "its header does not say what the model is made of"
+UNREADABLE: dict[str, tuple[Changes, Changes, str]] = {
+    "architecture": ({"architecture": "mamba"}, {}, "the architecture 'mamba' cannot be trained here"),
+    "scaled": ({"rope.scaling.type": "yarn"}, {}, "its rotary positions are scaled"),
+    "frequencies": ({}, {"rope_freqs.weight": 16}, r"it has rope_freqs\.weight, and models"),
+    "partly rotated": ({"rope.dimension_count": 16}, {}, "a part of each head is rotated"),
+    "no epsilon": ({"attention.layer_norm_rms_epsilon": None}, {}, _NO_SHAPE),
+    "no heads": ({"attention.head_count": 0}, {}, _NO_SHAPE),
+    "no embedding": ({}, {"token_embd.weight": None}, _NO_SHAPE),
+    "no tensor": ({}, {"blk.1.ffn_up.weight": None}, r"it lacks blk\.1\.ffn_up\.weight"),
+    "experts": ({}, {"blk.1.ffn_gate_inp.weight": (4, 64)}, r"it has blk\.1\.ffn_gate_inp"),
     "another size": (
-        {"change": with_one("blk.2.attn_v.weight", 64, 64)},
+        {},
+        {"blk.2.attn_v.weight": (64, 64)},
         r"blk\.2\.attn_v\.weight has the size \(64, 64\), and its header says \(32, 64\)",
     ),
 }
@@ -196,8 +174,8 @@ UNREADABLE: dict[str, tuple[Mapping[str, Any], str]] = {
 
 @pytest.mark.parametrize("kind", UNREADABLE)
 def test_what_cannot_be_trained_is_refused(target: Target, path: Path, kind: str) -> None:
-    how, complaint = UNREADABLE[kind]
-    odd = rewritten(target.path, path, **how)
+    *how, complaint = UNREADABLE[kind]
+    odd = rewritten(target.path, path, *how)
     with pytest.raises(ModelFileError, match=complaint) as caught:
         read_gguf(odd)
     assert caught.value.what == str(odd) and caught.value.way_out
@@ -214,7 +192,7 @@ def test_a_damaged_file_is_refused(target: Target, path: Path) -> None:
 
 @pytest.mark.parametrize("floats", ["F32", "F16"])
 def test_a_model_that_is_read_and_written_says_the_same(target: Target, path: Path, floats: str) -> None:
-    assert target.write(path, quantization=floats) == {floats: 1.0}
+    target.write(path, quantization=floats)
     error = np.abs(spoken(path, TOKENS) - spoken(target.path, TOKENS)).max()
     assert error < (1e-4 if floats == "F32" else 0.05)
     kinds = types(path)
@@ -282,44 +260,19 @@ def test_a_reduced_vocabulary_is_a_vocabulary(target: Target, path: Path) -> Non
     assert found["tokenizer.chat_template"] == "{{ messages }}"
 
 
-def test_what_a_file_knows_is_read_back(target: Target, path: Path, tmp_path: Path) -> None:
-    target.write_reduced(path)
-    found = read_subset(path, target.weights.vocabulary)
-    assert found.has_other and found.to_target.tolist() == [*KEPT, -1]
-    assert found.to_draft.tolist() == REDUCED.to_draft.tolist()
-    whole = read_subset(target.path, target.weights.vocabulary)
-    assert not whole.has_other and whole.size == SIZE
-    # Continued: its own metadata are those of its tokens already.
-    again = tmp_path / "again.gguf"
-    target.write(again, read_gguf(path), subset=found)
-    assert fields(again) == fields(path)
-
-
-def test_another_tokenizers_draft_is_refused(target: Target, path: Path, tmp_path: Path) -> None:
-    stranger = write_tiny(tmp_path / "padded.gguf", padding=3)
-    with pytest.raises(VocabularyMismatch, match=r"draft padded: its 292 tokens are not the target's 289"):
-        read_subset(stranger, target.weights.vocabulary)
-    target.write_reduced(path)
-    weights = Weights(stranger, SMALL)
-    with pytest.raises(VocabularyMismatch, match="made for another tokenizer"):
-        read_subset(path, weights.vocabulary)
-    weights.close()
-
-
 def test_special_tokens_that_are_lost_become_the_other_token(target: Target, path: Path) -> None:
     kept = [token for token in KEPT if token not in (3, END_ID)]
-    more = path.with_name("more.gguf")
-    writer = GGUFWriter(more, "llama")
-    writer.add_pad_token_id(END_ID)
-    writer.add_array("tokenizer.ggml.suppress_tokens", [1, 2])
-    finished(writer, GGUFReader(target.path))
-    metadata = {**target.checkpoint.metadata, **fields_of(more, read_header(more), ("tokenizer.",))}
-    changed = replace(target, checkpoint=replace(target.checkpoint, metadata=metadata))
+    more = {
+        "tokenizer.ggml.padding_token_id": Field(END_ID, GGUFValueType.UINT32),
+        "tokenizer.ggml.suppress_tokens": Field([1, 2], GGUFValueType.ARRAY, GGUFValueType.INT32),
+        "general.license": Field("mit", GGUFValueType.STRING),
+    }
+    changed = replace(target.checkpoint, metadata={**target.checkpoint.metadata, **more})
     with collect_notices() as notices:
-        changed.write_reduced(path, Subset.of(kept, SIZE))
+        replace(target, checkpoint=changed).write_reduced(path, Subset.of(kept, SIZE))
     found = fields(path)
     assert found["tokenizer.ggml.bos_token_id"] == len(kept) - 1
-    assert found["tokenizer.ggml.eos_token_id"] == len(kept)
+    assert found["tokenizer.ggml.eos_token_id"] == len(kept) and found["general.license"] == "mit"
     assert "tokenizer.ggml.padding_token_id" not in found
     assert "tokenizer.ggml.suppress_tokens" not in found
     said = [["tokenizer.ggml.suppress_tokens", "is"], ["the", "eos"], ["the", "padding"]]
@@ -330,16 +283,19 @@ def write_sentencepiece(source: Path, path: Path) -> Path:
     """The tiny model with a tokenizer of the SentencePiece kind: scores instead of merges, and bytes."""
     control = ["<unk>", "<s>", "</s>"]
     pieces = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), *"▁the", "he", "▁t", "▁the"]
+    pieces += [f"w{i}" for i in range(SIZE - len(pieces))]
     kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
-    writer, reader = GGUFWriter(path, "llama"), GGUFReader(source)
-    for key, field in reader.fields.items():
-        if key.startswith("llama."):
-            writer.add_key_value(key, field.contents(), field.types[0])
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([*pieces, *(f"w{i}" for i in range(SIZE - len(pieces)))])
-    writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(SIZE - 259)])
-    writer.add_token_types([*kinds, *[TokenType.NORMAL] * (SIZE - len(kinds))])
-    return finished(writer, reader)
+    kinds += [TokenType.NORMAL] * (SIZE - len(kinds))
+    scores = [0.0] * 259 + [-float(i) for i in range(SIZE - 259)]
+    header, tensors = read_tensors(source)
+    made = fields_of(source, header, ("llama.",)) | {
+        "tokenizer.ggml.model": Field("llama", GGUFValueType.STRING),
+        "tokenizer.ggml.tokens": Field(pieces, GGUFValueType.ARRAY, GGUFValueType.STRING),
+        "tokenizer.ggml.scores": Field(scores, GGUFValueType.ARRAY, GGUFValueType.FLOAT32),
+        "tokenizer.ggml.token_type": Field([*map(int, kinds)], GGUFValueType.ARRAY, GGUFValueType.INT32),
+    }
+    write_model_file(path, "llama", made, tensors)
+    return path
 
 
 def test_a_sentencepiece_tokenizer_is_reduced_too(target: Target, path: Path, tmp_path: Path) -> None:
@@ -354,27 +310,19 @@ def test_a_sentencepiece_tokenizer_is_reduced_too(target: Target, path: Path, tm
     assert found["tokenizer.ggml.unknown_token_id"] == len(kept) and len(notices) == 2
     rows, whole = spoken(path, [0, 258, 60]), spoken(source, [2, 260, 62])
     np.testing.assert_allclose(rows[:, :-1], whole[:, kept], rtol=0, atol=1e-3)
-    assert read_subset(path, weights.vocabulary).to_target.tolist() == [*kept, -1]
     weights.close()
 
 
 def test_layers_and_ends_have_types_of_their_own(target: Target, path: Path, tmp_path: Path) -> None:
-    made = target.write_reduced(path, quantization="q4_0", embedding_quantization="Q8_0")
+    target.write_reduced(path, quantization="q4_0", embedding_quantization="Q8_0")
     kinds = types(path)
     ends = {kinds.pop("token_embd.weight"), kinds.pop("output.weight")}
-    assert ends == {"Q8_0"} and set(kinds.values()) == {"Q4_0", "F32"} and made.keys() == {"Q4_0", "Q8_0"}
-    assert read_subset(path, target.weights.vocabulary).to_target.tolist() == [*KEPT, -1]
-    assert read_provenance(path) == PROVENANCE
+    assert ends == {"Q8_0"} and set(kinds.values()) == {"Q4_0", "F32"}
+    found = fields(path)
+    assert {name: found[f"outrider.distill.{name}"] for name in PROVENANCE} == PROVENANCE
     assert [path.name for path in tmp_path.iterdir()] == ["draft.gguf"]
     rows = spoken(path, REDUCED.to_draft[TOKENS].tolist())[:, :-1]
     assert np.corrcoef(rows.ravel(), spoken(target.path, TOKENS)[:, KEPT].ravel())[0, 1] > 0.9
-
-
-def test_provenance_and_licence_are_read_back(target: Target, path: Path) -> None:
-    metadata = {**target.checkpoint.metadata, "general.license": Field("mit", GGUFValueType.STRING)}
-    target.write(path, replace(target.checkpoint, metadata=metadata))
-    assert read_provenance(path) == PROVENANCE and fields(path)["general.license"] == "mit"
-    assert read_provenance(target.path) is None
 
 
 # What is refused, and what is left behind

@@ -20,7 +20,6 @@ torch.set_num_threads(1)  # tiny products take longer on more
 
 from distilling import PROVENANCE, random_weights
 from engines import END, VOCABULARY, asked
-from exactness import dense
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.backends.gguf.model import GgufModel, Weights
@@ -43,16 +42,14 @@ from outrider.lab.distill.corpus import (
     text_of,
 )
 from outrider.lab.distill.network import Network
-from outrider.lab.distill.on_policy import OnPolicy, top_tokens
 from outrider.lab.distill.plan import Training
 from outrider.lab.distill.starting import best_layers
-from outrider.lab.distill.train import ROUNDED, Trainer, rounded
+from outrider.lab.distill.train import ROUNDED, OnPolicy, Trainer, rounded, top_tokens
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt
 from outrider.models.vocab import align
 from outrider.models.vocab.subset import Subset, choose_subset
 from outrider.policy.fixed import FixedPolicy
-from outrider.verify.rules import accept_probability
 from tiny_gguf import write_tiny
 
 CPU = torch.device("cpu")
@@ -113,9 +110,7 @@ def trainer_of(
     training, held_out = teacher.texts(subset)
     start, own = restrict(keep_layers(teacher.checkpoint, (0,)), subset), None
     if "on_policy" in changes:
-        own = OnPolicy(
-            teacher.training, teacher.native, subset, num_texts=4, max_tokens=CONTEXT, seed=0
-        ).texts
+        own = OnPolicy(teacher.training, teacher.native, subset, num_texts=4, max_tokens=CONTEXT, seed=0)
     settings = SETTINGS.model_copy(update=changes)
     return Trainer(start, training, held_out, PRICES, settings, quantizations, own)
 
@@ -311,14 +306,6 @@ def test_own_texts_are_labelled_by_the_target(teacher: Teacher) -> None:
     assert [t.tokens.tolist() for t in other] != [t.tokens.tolist() for t in texts]
 
 
-def test_own_texts_hold_no_token_that_the_draft_does_not_know(teacher: Teacher) -> None:
-    target = FakeModel(VOCABULARY, LANGUAGE)
-    subset = Subset.of([0, 2, END], 6)
-    own = OnPolicy([letters(3, 9)], target, subset, num_texts=8, max_tokens=60, seed=5)
-    for text in own.texts(small_network(4, teacher.checkpoint), 0):
-        assert 3 not in text.tokens[-len(text.ids) + 1 :].tolist() or len(text.ids) == 1
-
-
 # Evaluation
 
 
@@ -472,15 +459,6 @@ def test_a_listed_token_without_probability_belongs_to_the_rest() -> None:
     ids, probs = torch.tensor([[0, 1, 6, 6, 6]]), torch.tensor([[0.5, 0.2, 0.0, 0.0, 0.0]])
     found = loss_of(logits, Labels(ids, probs, plain.rest))
     assert found == pytest.approx(loss_of(logits, plain))
-
-
-def test_acceptance_is_the_share_of_drawn_drafts_that_the_verifier_accepts() -> None:
-    p, q = distributions(7), distributions(8)
-    found = acceptance(logits_of(q), labels_of(p, SIZE)).detach().numpy()
-    for row in range(len(p)):
-        target, draft = dense(p[row]), dense(q[row])
-        share = sum(q[row, x] * accept_probability(target, draft, x) for x in range(SIZE))
-        assert found[row] == pytest.approx(share, abs=1e-6)
 
 
 # What a draft is worth

@@ -1,12 +1,10 @@
 """The schema of settings: what flags it makes, and that commands agree on those that they share."""
 
-from importlib import import_module
-
 import pytest
 from pydantic import SecretStr, ValidationError
 
 from cli_helpers import Call
-from outrider.cli.help import COMMANDS
+from outrider.cli.help import COMMANDS, load
 from outrider.core.schema import Group, Setting, argument, setting, setting_error, settings_of, with_default
 from outrider.core.settings import PairSettings
 
@@ -29,8 +27,7 @@ class Larger(Sample):
 
 
 def of_command(name: str) -> dict[str, Setting]:
-    module, _, cls = COMMANDS[name].settings.partition(":")
-    return settings_of(getattr(import_module(f"outrider.cli.{module}"), cls))
+    return settings_of(load(COMMANDS[name].settings))
 
 
 def names_of(made: Setting) -> list[str]:

@@ -1,6 +1,8 @@
 """Drafts trimmed for a target: what is kept, what the file says, what is measured, what is refused."""
 
+import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,45 +13,48 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
+from backends import FILES, NATIVE
 from cli_helpers import TEMPLATE, Call
 from distilling import spoken
 from engines import VOCABULARY
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.contracts import PartOf
-from outrider.core.errors import ModelFileError, VocabularyMismatch
+from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
 from outrider.lab.loaded import Loader
 from outrider.lab.models import find_models
-from outrider.lab.prompts import Prompt, Workload, conversation_hash
+from outrider.lab.prompts import HELD_OUT_SHARE, Prompt, Workload, conversation_hash, is_held_out
 from outrider.lab.trim import (
     BY_TOKEN,
     OUTPUT,
     Source,
     TrimRequest,
-    agreement_of,
     answer_prompts,
     count_uses,
     lost_ratios,
     order_of,
     prompts_of,
     read_source,
-    step_s_of,
     subset_of,
     texts_of,
     trim,
     write_trimmed,
 )
 from outrider.lab.workloads import BUILT_IN, load_workload
+from outrider.lab.written import FIELD, Written, written_prompts
 from outrider.models.hub import HubOptions
 from outrider.models.vocab import Alignment, align, tokenizer_id
 from outrider.models.vocab.subset import OTHER, Ids, needed_tokens
 from tiny_gguf import MERGES, write_tiny
 from vocabularies import TableVocabulary, Token
 
+LIBRARY = str(FILES[NATIVE[0]].path)
+"""One alone: several would be compared."""
 SIZE = 256 + len(MERGES) + 2
 KEPT = [*range(256), 256, 257, 258, SIZE - 2, SIZE - 1]
 """All bytes, "Ġt", "he", "Ġthe" and the control tokens"""
@@ -184,23 +189,26 @@ def test_prompts_that_measure_are_not_counted() -> None:
 # All of it
 
 
-def test_a_draft_is_trimmed_measured_and_written(target: Target, tmp_path: Path) -> None:
+def test_a_draft_is_trimmed_measured_and_written(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = write_tiny(tmp_path / "small.gguf", noise=0.1, chat_template=TEMPLATE, context_length=512)
     draft, big = find_models([str(small), str(target.path)], hub=HubOptions())
     prompts = tuple(Prompt(str(i), f"the rain in the street {i}") for i in range(40))
+    monkeypatch.setattr("outrider.lab.trim.MEASURING_SECONDS", 0.2)
+    options = LoadOptions(threads=1, library=LIBRARY)
     asked = TrimRequest(
-        draft, big, tmp_path / "out.gguf", Loader(SMALL, SMALL, HubOptions()), vocabulary=275, seconds=0.2,
-        measuring_seconds=0.2,
-        workloads=(Workload("own", prompts, SamplingParams(), 32, ""),),
+        draft, big, tmp_path / "out.gguf", Loader(options, options, HubOptions()), vocabulary=275,
+        seconds=0.2, workloads=(Workload("own", prompts, SamplingParams(), 32, ""),),
     )  # fmt: skip
     report = trim(asked)
-    tried = {found.quantization: found for found in report.types}
+    tried = {found.model.quantization: found.alone.value for found in report.types if found.alone}
     assert list(tried) == ["F32", "Q4_K_M", "Q4_0"], "its own, and those that make it smaller"
-    assert tried[report.after.model.quantization].speedup == max(found.speedup for found in report.types)
+    assert tried[report.after.model.quantization] == max(tried.values()) and report.after in report.types
     assert (report.known_tokens, report.source_tokens) == (274, SIZE)
     assert [choice.tokens for choice in report.sizes] == [275, SIZE]
     assert "own (" in report.counted[0] and "answers of the target" in report.counted[1]
-    assert step_s_of(report.before) > 0 and 0 <= agreement_of(report.after) <= 1
+    assert report.before.step_s and 0 <= (report.after.agreement or 0) <= 1
     assert report.as_json()["schema"] == "outrider.trim/1"
     weights = Weights(asked.out, SMALL)
     part = weights.vocabulary.part_of
@@ -241,7 +249,8 @@ def test_what_cannot_be_done_is_said_before_anyone_waits(
     write_tiny(tmp_path / "foreign.gguf", merges=[merge[::-1] for merge in MERGES])
     os.mkfifo(tmp_path / "pipe")  # and no device: where the check fails, it is replaced
     before = sorted(path.name for path in tmp_path.iterdir())
-    outcome = outrider("trim", small, "--for", str(target.path), "-t", "1", "--no-repack", *arguments)
+    usual = ("--for", str(target.path), "-t", "1", "--no-repack", "--llama-library", LIBRARY)
+    outcome = outrider("trim", small, *usual, *arguments)
     assert outcome.status == 2 and said in outcome.said and "Traceback" not in outcome.err
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
@@ -278,3 +287,74 @@ def test_a_trimmed_draft_is_certified_at_every_temperature_and_a_fault_found(
     pair = ("-m", str(target.path), "-md", str(made), "-t", "1", "--quick")
     outcome = outrider("verify", *pair, *(("--inject", fault) if fault else ()))
     assert outcome.status == (1 if fault else 0) and ("HOLDS" in outcome.out) == (fault is None), outcome.out
+
+
+# The bundled prompts
+
+ENOUGH = 12_000
+
+
+def said(entry: Written) -> str:
+    """The whole of what is sent."""
+    return json.dumps(entry.prompt.messages)
+
+
+def test_no_prompt_comes_twice_all_slots_are_filled_and_turns_alternate() -> None:
+    prompts = written_prompts(ENOUGH)
+    assert len({said(entry) for entry in prompts}) == len({entry.prompt.id for entry in prompts}) == ENOUGH
+    counts = Counter(entry.category for entry in prompts)
+    assert len(counts) >= 12 and max(counts.values()) - min(counts.values()) <= 1
+    some_with_system = some_with_follow_ups = 0
+    for entry in prompts:
+        roles = [message["role"] for message in entry.prompt.messages if isinstance(message, dict)]
+        some_with_system += roles[0] == "system"
+        some_with_follow_ups += bool(entry.prompt.follow_ups)
+        roles = roles[roles[0] == "system" :]
+        assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
+        assert "{passage" not in said(entry)
+        assert not any(FIELD.search(text) for text in entry.prompt.follow_ups)
+    assert 0.05 * ENOUGH < some_with_system < 0.4 * ENOUGH
+    assert 0.15 * ENOUGH < some_with_follow_ups < 0.6 * ENOUGH
+
+
+@pytest.mark.parametrize("count", [0, -3, 10**12])
+def test_a_count_that_cannot_be_had_is_refused(count: int) -> None:
+    with pytest.raises(SettingError, match=r"there are [0-9,]{6,}"):
+        written_prompts(count)
+
+
+# Training or held out
+
+
+def chat(text: str, **changes: object) -> Prompt:
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": text})
+    return replace(Prompt("a", messages), **changes)  # type: ignore[arg-type]
+
+
+def test_about_the_share_is_held_out_and_always_the_same() -> None:
+    prompts = [chat(f"What is {i} times {i % 7}?") for i in range(4000)]
+    held_out = [is_held_out(prompt) for prompt in prompts]
+    assert held_out == [is_held_out(prompt) for prompt in prompts]
+    assert sum(held_out) / 4000 == pytest.approx(HELD_OUT_SHARE, abs=0.015)
+    assert sum(is_held_out(prompt, 0.5) for prompt in prompts) / 4000 == pytest.approx(0.5, abs=0.04)
+    assert not any(is_held_out(prompt, 0) for prompt in prompts)
+    assert all(is_held_out(prompt, 1) for prompt in prompts)
+    assert all(is_held_out(p, 0.5) for p, held in zip(prompts, held_out, strict=True) if held)
+
+
+def test_the_side_of_a_conversation_does_not_change() -> None:
+    """Held-out sets of earlier versions stay held out."""
+    assert conversation_hash(Prompt("x", "Tell me  of\nLisbon")) == "b80bed9a48f0155349d9c3d6c9cffcf9"
+
+
+def test_the_same_conversation_falls_on_the_same_side() -> None:
+    plain = conversation_hash(chat("Tell me about Lisbon."))
+    turns = (
+        {"content": "Be brief.", "role": "system"},
+        {"content": "Tell me about Lisbon.", "role": "user", "x": 1},
+    )
+    for same in (
+        chat("  tell me about LISBON.\n"), chat("Tell  me\tabout Lisbon."), Prompt("c", turns),
+        chat("Tell me about Lisbon.", id="b", follow_ups=("And Porto?",), max_tokens=5),
+    ):  # fmt: skip
+        assert conversation_hash(same) == plain

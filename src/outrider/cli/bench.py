@@ -13,7 +13,7 @@ from outrider.backends.gguf.log import show_log
 from outrider.cli.bench_settings import BenchSettings, ExportSettings, ReportSettings
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import INTERRUPTED, readable, write, write_json
-from outrider.cli.plans import check_context, hub_options, load_options
+from outrider.cli.plans import hub_options, load_options
 from outrider.cli.screen import Screen
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
@@ -95,7 +95,6 @@ def _cluster(settings: BenchSettings, loader: Loader, stack: ExitStack) -> RaySw
 
 def _check(settings: BenchSettings, plan: SweepPlan) -> None:
     """Raise SettingError for what would fail only after hours."""
-    check_context("-c", settings.ctx_size)
     folder, costs = settings.out, plan.costs
     if costs is not None and import_costs(costs).draft is None and plan.drafts:
         raise SettingError(str(costs), "it has no costs of a draft model", "Write it again with -md.")

@@ -10,7 +10,7 @@ from rich.text import Text
 from outrider.backends.gguf.log import show_log
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable, write_json
-from outrider.cli.plans import check_context, hub_options, load_options
+from outrider.cli.plans import hub_options, load_options
 from outrider.cli.screen import Rows, Screen
 from outrider.cli.settings import CheckSettings
 from outrider.core.contracts import RewindKind
@@ -24,7 +24,7 @@ from outrider.core.numbers import (
     short_count,
     speedup,
 )
-from outrider.lab.check import CheckRequest, DraftReport, Outcome, Report, Verdict
+from outrider.lab.check import DraftReport, Outcome, Report, Verdict
 from outrider.lab.check import check as check_pair
 from outrider.lab.loaded import Loader
 from outrider.lab.models import ModelFacts, find_model, find_models, own_head
@@ -39,21 +39,7 @@ from outrider.models.reference import DEFAULT, DEFAULT_DRAFT
 def check(settings: CheckSettings) -> int:
     """Check, and show; returns the exit status: 0 if something pays, else 1."""
     errors = Screen(stderr=True)
-    asking = _asking(settings)
-    show_log(settings.verbose)
-    with LoadInterrupt(), errors.progress() as progress:
-        report = check_pair(asking, progress)
-    errors.note(*report.notices)
-    if settings.print_json:
-        write_json(report.as_json())
-    else:
-        print_check(Screen(), report)
-    return 0 if report.pays else 1
-
-
-def _asking(settings: CheckSettings) -> CheckRequest:
-    check_context("-c", settings.ctx_size)
-    workloads = tuple(map(load_workload, dict.fromkeys(settings.prompts or BUILT_IN)))
+    workloads = [load_workload(name) for name in dict.fromkeys(settings.prompts or BUILT_IN)]
     hub = hub_options(settings)
     target = find_model(settings.target, hub=hub)
     references, found = list(settings.drafts), None
@@ -64,14 +50,19 @@ def _asking(settings: CheckSettings) -> CheckRequest:
         references, found = [str(card.path) for card in here.drafts[:_MAX_FOUND]], here.files
     options = load_options(settings)
     heads = [head] if options.heads and (head := own_head(target)) else []
-    return CheckRequest(
-        target=target,
-        found=found,
-        drafts=(*find_models(references, hub=hub, taken=[*heads, target]), *heads),
-        workloads=workloads,
-        loader=Loader(options, load_options(settings, draft=True), hub, settings.ctx_size),
-        seconds=settings.seconds,
-    )
+    drafts = [*find_models(references, hub=hub, taken=[*heads, target]), *heads]
+    loader = Loader(options, load_options(settings, draft=True), hub, settings.ctx_size)
+    show_log(settings.verbose)
+    with LoadInterrupt(), errors.progress() as progress:
+        report = check_pair(
+            target, drafts, workloads, loader, progress, seconds=settings.seconds, found=found
+        )
+    errors.note(*report.notices)
+    if settings.print_json:
+        write_json(report.as_json())
+    else:
+        print_check(Screen(), report)
+    return 0 if report.pays else 1
 
 
 # A check as people read it.

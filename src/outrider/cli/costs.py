@@ -11,7 +11,7 @@ from outrider.backends.gguf.log import show_log
 from outrider.backends.tuning.curves import Loaded, costs_of, subject_of
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import readable, write_json
-from outrider.cli.plans import check_context, draft_reference, hub_options, load_options, target_reference
+from outrider.cli.plans import draft_reference, hub_options, load_options, target_reference
 from outrider.cli.screen import Report, Screen
 from outrider.cli.settings import CostsSettings
 from outrider.core.files import check_writable
@@ -33,7 +33,6 @@ _ACCEPTANCES = (0.5, 0.7, 0.9)
 def costs(settings: CostsSettings) -> int:
     """Measure, keep and show; returns the exit status."""
     errors = Screen(stderr=True)
-    check_context("-c", settings.ctx_size)
     if settings.costs is not None:
         check_writable(settings.costs, "costs")
     show_log(settings.verbose)

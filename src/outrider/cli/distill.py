@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 from outrider.backends.gguf.log import show_log
 from outrider.cli.check import print_judged
-from outrider.cli.distill_settings import DistillSettings
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import INTERRUPTED, write, write_json
+from outrider.cli.output import INTERRUPTED, write_json
 from outrider.cli.plans import hub_options, target_reference
 from outrider.cli.screen import Screen
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
 from outrider.core.notices import collect_notices
 from outrider.core.numbers import duration, gigabytes, short_count
-from outrider.lab.distill.plan import DistillPlan
+from outrider.lab.distill.plan import DistillPlan, DistillSettings
 from outrider.lab.models import find_model
 from outrider.models.reference import DEFAULT
 
@@ -32,30 +31,18 @@ def distill(settings: DistillSettings) -> int:
     show_log(settings.verbose)
     errors = Screen(stderr=True, soft_wrap=True)
     plan = plan_of(settings)
-    from outrider.lab.distill.answers import asked
-
-    asked(settings)
     from outrider.lab.distill import run
 
-    report: run.Report | None = None
     try:
         with collect_notices() as notices, LoadInterrupt(), errors.progress() as progress:
-            if settings.answers_only:
-                run.record(plan, progress)
-            else:
-                report = run.distill(plan, progress)
+            report = run.distill(plan, progress)
     except KeyboardInterrupt:
         errors.say(
             f"interrupted: the answers are kept in {plan.answers_folder}; the same command goes on with them"
         )
         return INTERRUPTED
     errors.note(*notices)
-    if report is None:
-        folder, count = plan.answers_folder, sum(1 for _ in plan.answers_folder.glob("*.npz"))
-        shown = {"schema": "outrider.distill.answers/1", "folder": str(folder), "answers": count}
-        said = f"{count:,} answers in {folder}; the same command without --answers-only trains on them\n"
-        write_json(shown) if settings.print_json else write(said)
-    elif settings.print_json:
+    if settings.print_json:
         write_json(report.as_json())
     else:
         print_distilled(Screen(), report, plan, target_reference(settings))
@@ -67,18 +54,14 @@ def plan_of(settings: DistillSettings) -> DistillPlan:
     _check_together(settings)
     hub = hub_options(settings)
     file = find_model(target_reference(settings) or DEFAULT, hub=hub)
-    base = settings.go_on or settings.base
+    base = settings.base
     out = settings.out or Path(f"distilled-{file.name}")
     return DistillPlan(file, out, settings, None if base is None else find_model(base, hub=hub).path)
 
 
 def _check_together(settings: DistillSettings) -> None:
-    keeps = "a draft that is continued keeps its layers and tokens"
-    either = [("go_on", name, keeps) for name in ("base", "layers", "vocabulary")]
-    for one, other, reason in [*either, ("steps", "minutes", "both say how long to train")]:
-        if getattr(settings, one) is not None and getattr(settings, other) is not None:
-            flag = "continue" if one == "go_on" else one
-            raise SettingError(f"--{flag} and --{other}", reason, "Give one of them.")
+    if settings.steps is not None and settings.minutes is not None:
+        raise SettingError("--steps and --minutes", "both say how long to train", "Give one of them.")
     if settings.ctx_size <= settings.max_tokens:
         reason = f"answers of {settings.max_tokens} tokens leave no room for a prompt"
         raise SettingError(f"-c {settings.ctx_size}", reason, "Give more, or a smaller --max-tokens.")
@@ -87,11 +70,10 @@ def _check_together(settings: DistillSettings) -> None:
 def print_distilled(console: Screen, report: run.Report, plan: DistillPlan, target: str | None) -> None:
     """The draft, its data, what it gained, and how to use it. `target` is its reference, None for the
     embedded default."""
-    types = ", ".join(f"{name} {share:.0%}" for name, share in report.tensor_types.items() if share >= 0.01)
     known = f"all {report.target_tokens:,} tokens"
     if report.known_tokens < report.target_tokens:
         known = f"{report.known_tokens:,} of the target's {report.target_tokens:,} tokens"
-    size = f"{gigabytes(report.file_bytes)} ({types}), {short_count(report.parameters)} parameters"
+    size = f"{gigabytes(report.file_bytes)}, {short_count(report.parameters)} parameters"
     prompts = ", ".join(Path(name).name for name in plan.settings.prompts) or "the bundled prompts"
     answers = f"{report.training_answers:,} answers of {report.target} to {prompts}"
     first, best = report.history[0], max(report.history, key=lambda found: found.rank)

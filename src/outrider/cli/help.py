@@ -43,8 +43,8 @@ A sweep that was interrupted continues when it is started again.
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A command: its settings' class and its function, which returns the exit status, as MODULE:NAME in
-    `outrider.cli`."""
+    """A command: its settings' class and its function, which returns the exit status, as MODULE:NAME (in
+    `outrider.cli` unless the module says another)."""
 
     settings: str
     function: str
@@ -88,7 +88,7 @@ COMMANDS = {
         "Predict what a pair would do on other hardware, and write the command for another engine.",
     ),
     "distill": CommandSpec(
-        "distill_settings:DistillSettings",
+        "outrider.lab.distill.plan:DistillSettings",
         "distill:distill",
         "Train a small draft on the target's own answers, and measure it on held-out prompts.",
     ),
@@ -123,7 +123,9 @@ COMMANDS = {
 def load(place: str) -> Any:
     """What MODULE:NAME means."""
     module, _, name = place.partition(":")
-    return getattr(import_module(f"outrider.cli.{module}"), name)
+    return getattr(
+        import_module(module if module.startswith("outrider.") else f"outrider.cli.{module}"), name
+    )
 
 
 def asked_for(arguments: Sequence[str]) -> str | None:

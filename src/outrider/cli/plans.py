@@ -135,7 +135,6 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
             why = "--draft-max 0" if settings.draft_max == 0 else f"--policy {settings.policy}"
             notices.append(f"{draft} is not loaded: under {why} no draft model is asked")
         draft = NO_DRAFT
-    check_context("-c", settings.ctx_size)
     plan = PairPlan(
         settings=settings,
         target=target_reference(settings),
@@ -219,12 +218,6 @@ def _template(path: Path | None) -> str | None:
     except InputError as error:
         raise SettingError(str(path), error.why, "Correct it there.") from None
     return text
-
-
-def check_context(flag: str, size: int | None) -> None:
-    """Raise SettingError for a context that is too small."""
-    if size is not None and (size < 0 or size == 1):
-        raise SettingError(f"{flag} {size}", "not a context size", "Give 2 or more, or 0 for the usual one.")
 
 
 def _max_tokens(predict: int) -> int | None:

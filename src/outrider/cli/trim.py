@@ -10,15 +10,15 @@ from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.quantizer import check_output
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import INTERRUPTED, readable, write_json
-from outrider.cli.plans import check_context, hub_options, load_options
+from outrider.cli.plans import hub_options, load_options
 from outrider.cli.screen import Rows, Screen
 from outrider.cli.settings import TrimSettings
 from outrider.core.errors import SettingError
-from outrider.core.numbers import gigabytes, milliseconds, percent
+from outrider.core.numbers import gigabytes, milliseconds, percent, speedup
 from outrider.lab.check import as_text
 from outrider.lab.loaded import Loader
 from outrider.lab.models import ModelFile, find_model
-from outrider.lab.trim import Report, TrimRequest, agreement_of, step_s_of, trim
+from outrider.lab.trim import Report, TrimRequest, trim
 from outrider.lab.workloads import load_workload
 from outrider.models.reference import local_shards
 
@@ -47,7 +47,6 @@ def trim_draft(settings: TrimSettings) -> int:
 
 
 def _asked(settings: TrimSettings) -> TrimRequest:
-    check_context("-c", settings.ctx_size)
     hub = hub_options(settings)
     target, small = (find_model(name, hub=hub) for name in (settings.target, settings.small))
     out = settings.out or _usual_place(settings, small)
@@ -80,8 +79,8 @@ def print_trimmed(console: Screen, report: Report) -> None:
         for choice in report.sizes[:: max(1, len(report.sizes) // _SHOWN_SIZES)]
     ]
     types = [
-        f"{tried.quantization}: {gigabytes(tried.file_bytes)}, step {milliseconds(tried.step_s)}, "
-        f"agreement {percent(tried.agreement, 1)}, {tried.speedup:.2f}x"
+        f"{tried.model.quantization}: {gigabytes(tried.model.file_bytes)}, step {milliseconds(tried.step_s)}"
+        f", agreement {percent(tried.agreement, 1)}, {speedup(tried.alone)}"
         for tried in report.types
     ]
     made: Rows = [
@@ -97,9 +96,9 @@ def print_trimmed(console: Screen, report: Report) -> None:
     before, after = (
         (
             gigabytes(draft.model.file_bytes),
-            milliseconds(step_s_of(draft)),
+            milliseconds(draft.step_s),
             f"{draft.step_ratio or 0:.2f}",
-            percent(agreement_of(draft), 1),
+            percent(draft.agreement, 1),
             *("" if speed is None else as_text(speed) for speed in (draft.over_plain, draft.alone)),
         )
         for draft in (report.before, report.after)

@@ -33,9 +33,9 @@ from outrider.lab.certify.certificate import (
     write_certificate,
 )
 from outrider.lab.certify.sampled import CertifyPlan
-from outrider.lab.loaded import Progress
 from outrider.lab.machine import machine, versions
 from outrider.session import Pair, settings_of
+from outrider.session.options import Progress
 
 DEFAULT_OUTPUT = Path("outrider-verify.json")
 

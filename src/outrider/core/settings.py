@@ -226,7 +226,7 @@ class DraftSources(Group, panel="Speculation"):
 class Context(Group, panel="Machine"):
     """Room for the tokens of a sequence."""
 
-    ctx_size: int | None = setting(
+    ctx_size: Natural | None = setting(
         None, "Context in tokens; 0: as trained. Default: what the answer needs.", "-c"
     )
 

@@ -22,7 +22,7 @@ from outrider.core.notices import collect_notices, notify
 from outrider.core.numbers import Interval
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.costs.expected_speed import StepCosts
-from outrider.lab.loaded import Loader, Progress
+from outrider.lab.loaded import Loader
 from outrider.lab.models import ModelFacts, ModelFile
 from outrider.lab.predict import DRAFT, expect
 from outrider.lab.prompts import Workload
@@ -36,6 +36,7 @@ from outrider.models.finding import FoundFile
 from outrider.models.gguf import ModelKind
 from outrider.models.tokenizers import check_tokenizers
 from outrider.session.loading import for_heads
+from outrider.session.options import Progress, no_progress
 
 SCHEMA = "outrider.check/1"
 SHOWN_CALLS = 17
@@ -299,22 +300,6 @@ def judge_lookup_alone(subject: Subject) -> LookupReport:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckRequest:
-    """What is to be checked: files, prompts, and `seconds` for the target's answers and again for each
-    draft."""
-
-    target: ModelFile
-    drafts: tuple[ModelFile, ...]
-    workloads: tuple[Workload, ...]
-    loader: Loader
-    seconds: float = 45.0
-    max_answers: int = MAX_ANSWERS
-    found: tuple[FoundFile, ...] | None = None
-    """what a search for drafts came to, where none was named: of those one that cannot be loaded is passed
-    over"""
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """Everything that a check found, in seconds, bytes and tokens. `pays` is the exit status as a question.
 
@@ -361,34 +346,45 @@ def opened(
         yield Subject(file, loaded, workloads, loader, rows, rows.append, tell)
 
 
-def check(request: CheckRequest, progress: Progress = lambda _what, _part: None) -> Report:
+def check(
+    target: ModelFile,
+    drafts: Sequence[ModelFile],
+    workloads: Sequence[Workload],
+    loader: Loader,
+    progress: Progress = no_progress,
+    *,
+    seconds: float,
+    max_answers: int = MAX_ANSWERS,
+    found: tuple[FoundFile, ...] | None = None,
+) -> Report:
     """Judge lookup and every draft on the target's own answers.
 
     Costs of calls are taken from earlier measurements on this machine where there are any. A target or draft
     that cannot rewind is a verdict. Raises VocabularyMismatch for a draft that was named and has other
     tokens, ModelFileError, PromptError, OutOfMemory or BackendError.
+
+    It takes `seconds` for the target's answers and again for each draft. `found` is what a search for drafts
+    came to, where none was named: one that cannot be loaded is passed over then.
     """
-    started, options = perf_counter(), request.loader.options
-    if request.found is None:
-        for file in [file for file in request.drafts if not file.is_head]:
-            check_tokenizers(request.target.card, file.card)
+    started, options = perf_counter(), loader.options
+    if found is None:
+        for file in [file for file in drafts if not file.is_head]:
+            check_tokenizers(target.card, file.card)
     with collect_notices() as notices:
-        heads = [file.card for file in request.drafts if file.is_head and file.path != request.target.path]
-        if heads and request.found is None:  # those that were found may be passed over
+        heads = [file.card for file in drafts if file.is_head and file.path != target.path]
+        if heads and found is None:  # those that were found may be passed over
             options = for_heads(options, heads[0])
-        costs_s = min(DEFAULT_SECONDS, request.seconds / 4)
-        loader = replace(request.loader, options=options, costs_s=costs_s)
-        with opened(request.target, loader, request.workloads, progress) as subject:
+        loader = replace(loader, options=options, costs_s=min(DEFAULT_SECONDS, seconds / 4))
+        with opened(target, loader, workloads, progress) as subject:
             lookup = None
             if subject.can_draft:
-                record_within(subject, request.seconds, request.max_answers, progress)
+                record_within(subject, seconds, max_answers, progress)
                 lookup = judge_lookup_alone(subject)
             else:
                 subject.measure_target()
-            drafts = _judged(request, subject)
-            report = _report(subject, lookup, drafts)
-    found, seconds = request.found or (), perf_counter() - started
-    return replace(report, notices=tuple(notices), found=found, seconds=seconds)
+            judged = _judged(subject, drafts, seconds, are_found=found is not None)
+            report = _report(subject, lookup, judged)
+    return replace(report, notices=tuple(notices), found=found or (), seconds=perf_counter() - started)
 
 
 def _report(subject: Subject, lookup: LookupReport | None, drafts: tuple[DraftReport, ...]) -> Report:
@@ -431,16 +427,18 @@ def record_within(subject: Subject, seconds: float, most: int, progress: Progres
     subject.measure_target(measured)
 
 
-def _judged(request: CheckRequest, subject: Subject) -> tuple[DraftReport, ...]:
-    found = []
-    for file in request.drafts:
+def _judged(
+    subject: Subject, drafts: Sequence[ModelFile], seconds: float, *, are_found: bool
+) -> tuple[DraftReport, ...]:
+    judged = []
+    for file in drafts:
         if subject.can_draft:
             try:
-                subject.score(file, request.seconds)
+                subject.score(file, seconds)
             except (BackendCrash, ModelFileError, OutOfMemory) as error:
-                if request.found is None:
+                if not are_found:
                     raise
                 notify(f"{file.name} is skipped: {error.why}")
                 continue
-        found.append(judge(subject, file))
-    return tuple(found)
+        judged.append(judge(subject, file))
+    return tuple(judged)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,10 @@ from outrider.policy.state import PretrainedCalibration
 from outrider.session import DEFAULT_CONTEXT_TOKENS, Session
 from outrider.session.learned import prior_in
 from outrider.session.loading import load_draft, load_head, load_weights, template_of, why_no_draft
+from outrider.session.session import in_force
 
 _ROOM_TOKENS = 8
 """of a context beyond the longest text: a call's draft is cut to what is left of it"""
-
-Progress = Callable[[str, float | None], None]
-"""Called with what is being done, and which part of it is done (None: not known)."""
 
 
 def _draft_weights(file: ModelFile, target: Weights, options: LoadOptions) -> Weights:
@@ -72,19 +70,12 @@ def _model_row(
     file: ModelFile, model: GgufModel, role: Role, notices: Sequence[str], target: str
 ) -> ModelRow:
     """What a sweep writes down about an open model."""
-    effective = asdict(model.options) | {
-        "threads": model.threads,
-        "threads_batch": model.threads_batch,
-        "batch_tokens": model.max_batch_tokens,
-        "micro_batch_tokens": model.micro_batch_tokens,
-        "context_length": model.context_length,
-    }
     return ModelRow(
         model=file.name,
         role=role,
         path=str(file.path),
         fingerprint=file.fingerprint,
-        effective=effective | ({"notices": list(notices)} if notices else {}),
+        effective=in_force(model) | ({"notices": list(notices)} if notices else {}),
         backend=model.options.backend,
         beside=target if file.is_head else None,
         **card_fields(file.card),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,15 @@ import numpy.typing as npt
 from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from outrider.core.errors import ModelFileError
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
+from outrider.core.contracts import Vocabulary
+from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
+from outrider.core.files import check_room, reason_of
 from outrider.models.header import Field, Header, TensorInfo, read_header
 from outrider.models.reference import local_shards
+from outrider.models.vocab import align
+from outrider.models.vocab.subset import Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +61,30 @@ def _tensor(path: Path, data: npt.NDArray[np.uint8], info: TensorInfo) -> Tensor
 def write_model_file(
     path: Path, architecture: str, fields: Mapping[str, Field], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write a model to one file, of which a part is left where that fails. Raises OSError."""
-    writer = GGUFWriter(path, architecture)
+    """Write a draft to one file, of which a part is left where that fails. Raises SettingError."""
+    needed, way_out = sum(tensor.rows.nbytes for tensor in tensors.values()), "Free some space, or change -o."
+    check_room(path.parent, needed, lambda why: SettingError(path.name, why, way_out))
     try:
-        for key, found in fields.items():
-            writer.add_key_value(key, found.value, found.kind, found.items)
-        for name, tensor in tensors.items():
-            numbers = np.dtype(np.float32)
-            writer.add_tensor_info(name, tensor.shape, numbers, tensor.rows.nbytes, tensor.kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for tensor in tensors.values():
-            writer.write_tensor_data(tensor.rows)
-    finally:
-        writer.close()
+        with closing(GGUFWriter(path, architecture)) as writer:
+            for key, found in fields.items():
+                writer.add_key_value(key, found.value, found.kind, found.items)
+            for name, tensor in tensors.items():
+                numbers = np.dtype(np.float32)
+                writer.add_tensor_info(name, tensor.shape, numbers, tensor.rows.nbytes, tensor.kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for tensor in tensors.values():
+                writer.write_tensor_data(tensor.rows)
+    except OSError as error:
+        reason = f"the draft could not be written ({reason_of(error)})"
+        raise SettingError(path.name, reason, way_out) from error
+
+
+def check_tokens(path: Path, target: Vocabulary, to_target: Ids) -> None:
+    """Raise VocabularyMismatch where llama.cpp does not read a draft's tokens as these of the target's."""
+    options = LoadOptions(threads=1, gpu_layers=0, extra_buffer_types=False)
+    with closing(Weights(path, options)) as weights:
+        known = align(target, weights.vocabulary).to_target
+    if not np.array_equal(known, to_target):
+        raise VocabularyMismatch(path.name, "llama.cpp reads other tokens in it", "Report this.")

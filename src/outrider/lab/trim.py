@@ -19,28 +19,26 @@ from gguf import GGUFValueType
 from gguf.constants import Keys
 from pydantic_core import to_jsonable_python
 
-from outrider.backends.gguf.model import GgufModel, Weights
-from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.quantizer import quantize
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion, Request
-from outrider.core.errors import BackendError, ModelFileError, PromptError, SettingError, VocabularyMismatch
-from outrider.core.files import check_room, reason_of
+from outrider.core.errors import BackendError, ModelFileError, PromptError, SettingError
 from outrider.core.notices import collect_notices, notify
 from outrider.core.params import SamplingParams
 from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.costs.expected_speed import StepCosts
 from outrider.engine import Engine
 from outrider.lab.check import SHOWN_CALLS, DraftReport, judge, opened, record_within
-from outrider.lab.loaded import LoadedTarget, Loader, Progress
-from outrider.lab.model_file import Tensor, read_tensors, write_model_file
+from outrider.lab.loaded import LoadedTarget, Loader
+from outrider.lab.model_file import Tensor, check_tokens, read_tensors, write_model_file
 from outrider.lab.models import ModelFacts, ModelFile, find_models
 from outrider.lab.prompts import Prompt, Workload, conversation_hash, is_held_out
 from outrider.lab.record import MAX_ANSWERS, answered
 from outrider.lab.rows import AnswerRow
 from outrider.lab.subject import Subject
 from outrider.lab.workloads import BUILT_IN, load_workload
-from outrider.lab.written_prompts import written_prompts
+from outrider.lab.written import written_prompts
 from outrider.models.gguf import read_card
 from outrider.models.header import Field, fields_of
 from outrider.models.hub import HubOptions, file_sha256
@@ -56,6 +54,7 @@ from outrider.models.vocab.subset import (
 )
 from outrider.policy.state import CALIBRATION_KEY
 from outrider.session.loading import load_draft, why_no_draft
+from outrider.session.options import Progress, no_progress
 
 # Which tokens matter: how often each is used in prompts and the target's answers
 
@@ -183,14 +182,6 @@ class Source:
     fields: dict[str, Field]
     tensors: dict[str, Tensor]
 
-    @property
-    def output_ratio(self) -> float:
-        """The share of the bytes of a step that are read for the logits: those of the output layer, or of
-        the embedding where the two are one."""
-        output = self.tensors.get(OUTPUT, self.tensors[EMBEDDING])
-        layers = sum(tensor.rows.nbytes for name, tensor in self.tensors.items() if name.startswith("blk."))
-        return output.rows.nbytes / (output.rows.nbytes + layers)
-
 
 def read_source(path: Path) -> Source:
     """Read a model in all its parts; the weights are mapped, not read.
@@ -237,21 +228,12 @@ def write_trimmed(
         for name in tensors.keys() & set(BY_TOKEN):
             whole = tensors[name]
             tensors[name] = replace(whole, shape=(len(rows), *whole.shape[1:]), rows=whole.rows[rows])
-        ids = np.append(to_target[subset.to_target[:-1]], -1).tolist()
-        fields |= part_fields(ids, target, reads_pieces=True)
+        ids = np.append(to_target[subset.to_target[:-1]], -1)
+        fields |= part_fields(ids.tolist(), target, reads_pieces=True)
     fields |= {f"outrider.trim.{name}": Field(text, GGUFValueType.STRING) for name, text in origin.items()}
-    needed, way_out = sum(tensor.rows.nbytes for tensor in tensors.values()), "Free some space, or change -o."
-    try:
-        check_room(path.parent, needed, lambda why: SettingError(path.name, why, way_out))
-        write_model_file(path, source.architecture, _own_fields(source, subset.size) | fields, tensors)
-    except OSError as error:
-        reason = f"the draft could not be written ({reason_of(error)})"
-        raise SettingError(path.name, reason, way_out) from error
-    options = LoadOptions(threads=1, gpu_layers=0, extra_buffer_types=False)
-    with closing(Weights(path, options)) as weights:
-        known = align(target, weights.vocabulary).report.common_tokens
-    if subset.has_other and known != subset.size - 1:
-        raise VocabularyMismatch(path.name, "llama.cpp reads other tokens in it", "Report this.")
+    write_model_file(path, source.architecture, _own_fields(source, subset.size) | fields, tensors)
+    if subset.has_other:
+        check_tokens(path, target, ids)
 
 
 def _own_fields(source: Source, size: int) -> dict[str, Field]:
@@ -268,6 +250,8 @@ def _own_fields(source: Source, size: int) -> dict[str, Field]:
 
 SCHEMA = "outrider.trim/1"
 COUNTING_SECONDS = 90.0
+MEASURING_SECONDS = 20.0
+"""for the answers that drafts are measured on, and for each draft on them"""
 _COSTS_SECONDS = 3.0
 """for what each draft's calls cost"""
 _AT_ONCE = 8
@@ -289,7 +273,6 @@ class TrimRequest:
         vocabulary: Tokens that are kept; None: as many as pay, 0: all.
         workloads: Prompts whose tokens and answers are counted; none: the bundled ones.
         seconds: For the target's answers that are counted.
-        measuring_seconds: For the answers that drafts are measured on, and for each draft on them.
         keep_types: Whether weights stay of the types that they are.
     """
 
@@ -300,20 +283,7 @@ class TrimRequest:
     vocabulary: int | None = None
     workloads: tuple[Workload, ...] = ()
     seconds: float = COUNTING_SECONDS
-    measuring_seconds: float = 20.0
     keep_types: bool = False
-
-
-def step_s_of(report: DraftReport) -> float:
-    """Of a draft that was measured."""
-    assert report.step_s is not None
-    return report.step_s
-
-
-def agreement_of(report: DraftReport) -> float:
-    """Of a draft that was measured."""
-    assert report.agreement is not None
-    return report.agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,20 +298,9 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """The trimmed draft in one quantization; `speedup` is that of the best draft length without lookup."""
-
-    quantization: str
-    file_bytes: int
-    step_s: float
-    agreement: float
-    speedup: float
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a trim made and found; of the `types` that were tried that of `after` was kept.
-    `before` and `after` are the draft as `outrider check` judges it, on held-out answers."""
+    """Everything that a trim made and found. `before` is the draft and `types` the trimmed one in each of the
+    quantizations that were tried, as `outrider check` judges them on held-out answers; `after` was kept."""
 
     path: str
     target: ModelFacts
@@ -349,7 +308,7 @@ class Report:
     known_tokens: int
     source_tokens: int
     sizes: tuple[Choice, ...]
-    types: tuple[Tried, ...]
+    types: tuple[DraftReport, ...]
     before: DraftReport
     after: DraftReport
     notices: tuple[str, ...]
@@ -359,13 +318,13 @@ class Report:
         return {"schema": SCHEMA, **to_jsonable_python(self, inf_nan_mode="null")}
 
 
-def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> Report:
+def trim(asked: TrimRequest, progress: Progress = no_progress) -> Report:
     """Trim a draft, write it, and say what came of it.
 
     Raises ModelFileError, SettingError, PromptError, VocabularyMismatch and what loading raises; nothing is
     written then.
     """
-    started, seconds = perf_counter(), asked.measuring_seconds
+    started, seconds = perf_counter(), MEASURING_SECONDS
     source = read_source(asked.small.path)
     prompts = prompts_of(asked.workloads)
     loader = replace(asked.loader, costs_s=min(DEFAULT_SECONDS, seconds))
@@ -382,7 +341,7 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
         sizes = run.sizes(order, len(floor), held_out, before)
         size = max(sizes, key=lambda c: c.speedup).tokens if asked.vocabulary is None else asked.vocabulary
         kept = order[: size or source.vocabulary]
-        tried, after = run.make(kept)
+        types, after = run.make(kept)
     subset = subset_of(kept, source.vocabulary)
     return Report(
         path=str(asked.out),
@@ -391,7 +350,7 @@ def trim(asked: TrimRequest, progress: Progress = lambda _what, _part: None) -> 
         known_tokens=subset.size - subset.has_other,
         source_tokens=source.vocabulary,
         sizes=sizes,
-        types=tried,
+        types=types,
         before=before,
         after=after,
         notices=tuple(notices),
@@ -457,7 +416,7 @@ class _Run:
     def measure(self, file: ModelFile) -> DraftReport:
         """A draft on the held-out answers. Raises ModelFileError for one that cannot work."""
         self.progress(f"measuring {file.name}", None)
-        self.subject.score(file, self.asked.measuring_seconds)
+        self.subject.score(file, MEASURING_SECONDS)
         judged = judge(self.subject, file)
         if judged.agreement is None:
             raise ModelFileError(str(file.path), judged.verdict.sentence, "Use another draft.")
@@ -466,21 +425,23 @@ class _Run:
     def sizes(self, order: Ids, needed: int, held_out: Ids, before: DraftReport) -> tuple[Choice, ...]:
         """What vocabularies of several sizes lose, and what they save: a step takes as long as the bytes that
         it reads."""
-        whole, ratio = self.source.vocabulary, self.source.output_ratio
+        assert before.step_s is not None and before.agreement is not None
+        whole, ratio = self.source.vocabulary, before.output_ratio
+        calls_s = self.subject.prices(None).target.calls_s(SHOWN_CALLS, context=0).tolist()
         wanted = {whole, *_SIZES, *([self.asked.vocabulary] if self.asked.vocabulary else [])}
         sizes = sorted(n for n in wanted if needed + 1 < n <= whole)
         found = []
         for size, lost in zip(sizes, lost_ratios(order, sizes, held_out), strict=True):
             lost = 0.0 if size == whole else lost
-            step_s = step_s_of(before) * (1 - ratio * (1 - size / whole))
-            right = agreement_of(before) * (1 - lost)
-            found.append(Choice(size, lost, step_s, self._best(step_s, right)))
+            step_s = before.step_s * (1 - ratio * (1 - size / whole))
+            speedup = StepCosts(calls_s, step_s).best_speedup(before.agreement * (1 - lost))
+            found.append(Choice(size, lost, step_s, speedup))
         return tuple(found)
 
-    def make(self, kept: Ids) -> tuple[tuple[Tried, ...], DraftReport]:
-        """Write the draft in its own types and in others, measure each, and keep the best by the draft model
-        alone: what lookup finds is the same for all."""
-        found: list[tuple[Tried, DraftReport, Path]] = []
+    def make(self, kept: Ids) -> tuple[tuple[DraftReport, ...], DraftReport]:
+        """Write the draft in its own types and in others, measure each, and keep the one that is fastest
+        without lookup, which finds the same for all."""
+        found: list[tuple[DraftReport, Path]] = []
         with TemporaryDirectory(prefix=".trim-", dir=self.asked.out.resolve().parent) as folder:
             own = self.asked.small.card.quantization
             others = () if self.asked.keep_types else (name for name in _TYPES if name != own)
@@ -490,18 +451,13 @@ class _Run:
                 self.progress(f"writing {self.asked.out.name} {name}".rstrip(), None)
                 if not name:
                     self._write(kept, path)
-                elif not self._quantized(found[0][2], name, path):
+                elif not self._quantized(found[0][1], name, path):
                     continue
                 [file] = find_models([str(path)], hub=HubOptions())
-                measured = self.measure(replace(file, name=f"{file.name} {name or own}"))
-                step_s, agreement = step_s_of(measured), agreement_of(measured)
-                speedup = self._best(step_s, agreement)
-                kind = name or file.card.quantization
-                tried = Tried(kind, path.stat().st_size, step_s, agreement, speedup)
-                found.append((tried, measured, path))
-            best = max(found, key=lambda one: one[0].speedup)
-            best[2].replace(self.asked.out.resolve())
-        return tuple(one[0] for one in found), best[1]
+                found.append((self.measure(replace(file, name=f"{file.name} {name or own}")), path))
+            best, path = max(found, key=lambda one: one[0].alone.value if one[0].alone else 0.0)
+            path.replace(self.asked.out.resolve())
+        return tuple(report for report, _ in found), best
 
     def _quantized(self, source: Path, name: str, path: Path) -> bool:
         try:
@@ -510,10 +466,6 @@ class _Run:
             notify(f"{name} is not tried: {error.why}")
             return False
         return made.file_bytes < source.stat().st_size
-
-    def _best(self, step_s: float, agreement: float) -> float:
-        calls_s = self.subject.prices(None).target.calls_s(SHOWN_CALLS, context=0).tolist()
-        return StepCosts(calls_s, step_s).best_speedup(agreement)
 
     def _write(self, kept: Ids, path: Path) -> None:
         origin = {

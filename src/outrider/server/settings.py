@@ -52,7 +52,7 @@ class ServedModels(Models, Template, Reasoning):
 class Machine(Context, Loading):
     """How the models are loaded; as `outrider run` has them."""
 
-    ctx_size: int | None = setting(
+    ctx_size: Natural | None = setting(
         None, "Context of a request in tokens; 0: as trained. Default: 4096, or as trained.", "-c"
     )
 

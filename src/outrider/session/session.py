@@ -360,15 +360,21 @@ def settings_of(session: Session, request: Request, seed: int) -> dict[str, Any]
     settings["bitwise"] = session.bitwise
     for role, model in (("target", native), *(("draft", draft) for draft in drafts)):
         if isinstance(model, GgufModel):
-            context = (target if role == "target" else model).context_length
-            settings[role] = asdict(model.options) | {
+            settings[role] = in_force(model) | {
                 "name": model.name,
                 "build": model.weights.library.build_id,
                 "path": str(model.weights.path),
-                "batch_tokens": model.max_batch_tokens,
-                "micro_batch_tokens": model.micro_batch_tokens,
-                "threads": model.threads,
-                "threads_batch": model.threads_batch,
-                "context_length": context,
+                "context_length": (target if role == "target" else model).context_length,
             }
     return settings
+
+
+def in_force(model: GgufModel) -> dict[str, Any]:
+    """The load options of an open model, as they came out."""
+    return asdict(model.options) | {
+        "threads": model.threads,
+        "threads_batch": model.threads_batch,
+        "batch_tokens": model.max_batch_tokens,
+        "micro_batch_tokens": model.micro_batch_tokens,
+        "context_length": model.context_length,
+    }

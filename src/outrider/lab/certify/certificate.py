@@ -36,10 +36,10 @@ from outrider.lab.certify.faults import (
 )
 from outrider.lab.certify.sampled import CertifyPlan, SampledTest, SampledTests, sampled_tests
 from outrider.lab.certify.texts import Compared, Constrain, RowRecorder, compare_texts, repeat
-from outrider.lab.loaded import Progress
 from outrider.models.hub import file_sha256
 from outrider.models.reference import local_shards
 from outrider.policy.fixed import FixedPolicy
+from outrider.session.options import Progress
 
 SCHEMA = "outrider.verify/1"
 _TEMPERATURES = (0.7, 1.0)

@@ -45,10 +45,10 @@ from outrider.lab.certify.distribution import (
 from outrider.lab.certify.drafts import model_drafter
 from outrider.lab.certify.faults import MASK_FAULT, break_masks, check_fault, verifier_with
 from outrider.lab.certify.texts import after, generate
-from outrider.lab.loaded import Progress
 from outrider.lab.statistics import holm
 from outrider.models.vocab import compare
 from outrider.policy.fixed import FixedPolicy
+from outrider.session.options import Progress
 
 _CANDIDATES = 24
 """Prompts among which those of the highest entropy are chosen."""

@@ -31,7 +31,7 @@ from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt, conversation_hash, is_held_out
 from outrider.lab.record import answered
 from outrider.lab.workloads import BUILT_IN, load_workload
-from outrider.lab.written_prompts import written_prompts
+from outrider.lab.written import written_prompts
 from outrider.policy.fixed import FixedPolicy
 from outrider.session.loading import load_weights, template_of
 

@@ -4,13 +4,11 @@ one, with what to expect of it."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from dataclasses import fields as fields_in
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,17 +18,14 @@ from gguf.constants import Keys
 from gguf.quants import dequantize
 from gguf.quants import quantize as encoded
 
-from outrider.backends.gguf.model import Weights
-from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.quantizer import quantize, read_type
 from outrider.core.contracts import Vocabulary
-from outrider.core.errors import ModelFileError, SettingError, VocabularyMismatch
-from outrider.core.files import check_writable, reason_of
+from outrider.core.errors import ModelFileError, SettingError
+from outrider.core.files import check_writable
 from outrider.costs import CallCosts
-from outrider.lab.model_file import Tensor, read_tensors, write_model_file
-from outrider.models.header import Field, Header, fields_of, read_header
+from outrider.lab.model_file import Tensor, check_tokens, read_tensors, write_model_file
+from outrider.models.header import Field, Header, fields_of
 from outrider.models.reference import local_shards
-from outrider.models.vocab import align
 from outrider.models.vocab.subset import Subset, part_fields, tokenizer_fields
 from outrider.policy.state import CALIBRATION_KEY, PolicyState, PretrainedCalibration
 
@@ -51,6 +46,7 @@ SHAPE_KEYS = {
     "norm_epsilon": Keys.Attention.LAYERNORM_RMS_EPS,
 }
 """Fields of a shape, and their keys in GGUF's metadata"""
+Provenance = Mapping[str, str | int]
 _PREFIX = "outrider.distill."
 _LICENCE_KEYS = (Keys.General.LICENSE, Keys.General.LICENSE_NAME, Keys.General.LICENSE_LINK)
 """carried over from the model that its layers are of"""
@@ -194,28 +190,6 @@ def tensor_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
 # Writing
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """How a draft was made. `data`: what prompts at which temperatures, in one sentence; `tokens`: label
-    positions trained on, each as often as it was; `version`: of Outrider. Of a draft that was continued,
-    `tokens` and `steps` count what went before too."""
-
-    teacher: str
-    teacher_sha256: str
-    data: str
-    tokens: int
-    steps: int
-    seed: int
-    version: str
-
-
-def read_provenance(path: Path) -> Provenance | None:
-    """That of a draft's file; None for one that was not distilled here. Raises ModelFileError."""
-    values = read_header(path).fields
-    found: dict[str, Any] = {one.name: values.get(_PREFIX + one.name) for one in fields_in(Provenance)}
-    return None if None in found.values() else Provenance(**found)
-
-
 def write_gguf(
     checkpoint: Checkpoint,
     path: Path,
@@ -227,13 +201,14 @@ def write_gguf(
     prior: PretrainedCalibration | None = None,
     quantization: str = "Q4_0",
     embedding_quantization: str = "Q8_0",
-) -> dict[str, float]:
-    """Write a draft; the types of its matrices with their share of the weights, the largest first. What is at
-    `path` is replaced once the new file is complete, and llama.cpp has read its vocabulary.
+) -> None:
+    """Write a draft. What is at `path` is replaced once the new file is complete, and llama.cpp has read its
+    vocabulary.
 
     The checkpoint has the metadata of its target or of a draft with the same tokens, those of `target` in
     `subset`. With a reduced vocabulary it reads the last `window` tokens of a text (0: all); `prior` is what
-    to expect of its acceptance. The embedding and the output layer have a type of their own.
+    to expect of its acceptance, `provenance` says by name how it was made: its "teacher" and more. The
+    embedding and the output layer have a type of their own.
 
     Raises SettingError (type, place, room on the disk, weights that are no numbers, a tokenizer that is not
     the target's), VocabularyMismatch, and what `backends.gguf.quantizer.quantize` raises.
@@ -250,43 +225,14 @@ def write_gguf(
     if prior is not None:
         fields[CALIBRATION_KEY] = _field(json.dumps(prior))
     check_writable(path, "draft")
-    place = path.resolve()
-    partial = place.with_name(f".{place.stem}.{os.getpid()}.partial.gguf")
-    try:
+    with TemporaryDirectory(prefix=".draft-", dir=path.resolve().parent) as folder:
+        partial = Path(folder) / path.name
         write_model_file(partial, checkpoint.shape.architecture, fields, _stored(checkpoint, floats))
-        if not np.array_equal(read_subset(partial, target).to_target, subset.to_target):
-            raise VocabularyMismatch(str(path), "llama.cpp reads other tokens in it", "Report this.")
+        check_tokens(partial, target, subset.to_target)
         if to == ends == floats:
-            partial.replace(place)
-            return {to: 1.0}
-        made = quantize(partial, to, path, ends=ends, threads=1, force=True)
-    except OSError as error:
-        reason = f"the draft could not be written ({reason_of(error)})"
-        raise SettingError(str(path), reason, "Free some space, or name another file.") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return made.tensor_types
-
-
-def read_subset(path: Path, target: Vocabulary) -> Subset:
-    """Which of a target's tokens a draft's GGUF file knows.
-
-    Raises VocabularyMismatch when its tokens are another tokenizer's or its map is damaged, ModelFileError
-    when it cannot be loaded.
-    """
-    with closing(Weights(path, LoadOptions(threads=1, gpu_layers=0))) as weights:
-        alignment, num_tokens = align(target, weights.vocabulary), weights.vocabulary.size
-    if alignment.identical:
-        return Subset.whole(target.size)
-    known = alignment.to_target[:-1]
-    if alignment.other_token is None:
-        reason = f"its {num_tokens:,} tokens are not the target's {target.size:,}"
-    elif alignment.other_token != num_tokens - 1 or np.any(np.diff(known) <= 0):
-        reason = "the tokens of its reduced vocabulary are not in the target's order"
-    else:
-        return Subset.of(known.tolist(), target.size)
-    way_out = "Use a draft that was made for this target, or start from the target itself."
-    raise VocabularyMismatch(f"draft {path.stem}", reason, way_out)
+            partial.replace(path.resolve())
+        else:
+            quantize(partial, to, path, ends=ends, threads=1, force=True)
 
 
 def pretrained_calibration(
@@ -324,14 +270,14 @@ def _own_fields(checkpoint: Checkpoint, floats: str, provenance: Provenance) -> 
     shape = checkpoint.shape
     is_whole = floats == "F32"
     values: dict[str, str | int | float] = {
-        Keys.General.NAME: f"{provenance.teacher} draft",
+        Keys.General.NAME: f"{provenance['teacher']} draft",
         Keys.General.FILE_TYPE: int(LlamaFileType.ALL_F32 if is_whole else LlamaFileType.MOSTLY_F16),
         Keys.LLM.VOCAB_SIZE: shape.vocabulary,
         Keys.Attention.VALUE_LENGTH: shape.head_width,
         Keys.Rope.DIMENSION_COUNT: shape.head_width,
     }
     values |= {key: getattr(shape, name) for name, key in SHAPE_KEYS.items()}
-    values |= {_PREFIX + name: value for name, value in asdict(provenance).items()}
+    values |= {_PREFIX + name: value for name, value in provenance.items()}
     found = {key.format(arch=shape.architecture): _field(value) for key, value in values.items()}
     return found | {key: checkpoint.metadata[key] for key in _LICENCE_KEYS if key in checkpoint.metadata}
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, pad
 from torch.nn.utils.rnn import pad_sequence
 
-from outrider.costs.expected_speed import StepCosts
+from outrider.costs.expected_speed import LONGEST_DRAFT, StepCosts
 from outrider.lab.distill.answers import Example
 from outrider.models.vocab.subset import Subset
 
@@ -202,7 +202,7 @@ class Predictions:
 def expected_speedup(answers: Sequence[Predictions], costs: StepCosts) -> float:
     """Over plain decoding, of drafts of the best length that begin at each position of the answers."""
     positions = sum(len(answer.matches) for answer in answers)
-    accepted = np.zeros(len(costs.target_s) - 1)
+    accepted = np.zeros(min(LONGEST_DRAFT, len(costs.target_s) - 1))
     for answer in answers:
         are_right = answer.matches
         for ahead in range(min(len(accepted), len(are_right))):

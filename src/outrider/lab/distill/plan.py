@@ -1,14 +1,11 @@
-"""The settings of a distillation, what they make together, and the folder that a run keeps.
-
-Every setting is declared here once: the command line, its help and the plan are made of the same groups.
-"""
+"""The settings of a distillation, what they make together, and the folder that a run keeps."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +15,7 @@ from outrider.backends.gguf.quantizer import read_type
 from outrider.core.errors import InputError, SettingError
 from outrider.core.files import reason_of, write_whole
 from outrider.core.schema import Count, Group, Natural, Share, setting
-from outrider.core.settings import Threads
+from outrider.core.settings import Hub, JsonOutput, Target, Threads, Verbose
 from outrider.lab.models import ModelFile
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -66,11 +63,10 @@ class Draft(Group, panel="Draft"):
     )
     vocabulary: Natural | None = setting(
         None,
-        f"Tokens that it knows, by frequency; 0: all. Default: {USUAL_VOCABULARY}, or those of --continue.",
+        f"Tokens that it knows, by frequency; 0: all. Default: {USUAL_VOCABULARY}.",
     )
     window: Natural = setting(128, "Tokens of a prompt's end that it reads; 0: all. Not with --vocabulary 0.")
     base: str | None = setting(None, "Take the layers of this relative instead of the target's.", "MODEL")
-    go_on: str | None = setting(None, "Train this draft further: a GGUF file.", "--continue DRAFT")
     quant: TensorType = setting("Q4_0", "Quantization of the draft's file.", "TYPE")
     embedding_quant: TensorType = setting("Q8_0", "That of its embedding and output layer.", "TYPE")
 
@@ -88,21 +84,24 @@ class Training(Group, panel="Training"):
     seed: Natural = setting(0, "Of sampling and order.")
 
 
-class DistillOptions(Data, Draft, Training, Threads):
-    """Those of a run; `go_on` is --continue."""
+class DistillSettings(Target, Hub, Data, Draft, Training, Threads, JsonOutput, Verbose):
+    """Those of `distill`."""
 
+    out: Path | None = setting(
+        None, "Where everything goes, and a stopped run goes on. Default: ./distilled-MODEL.", "-o FOLDER"
+    )
     no_report: bool = setting(False, "Do not measure it on held-out prompts.")
-    ctx_size: int = setting(1024, "Tokens of the longest prompt with its answer.", "-c", panel="Machine")
+    ctx_size: Count = setting(1024, "Tokens of the longest prompt with its answer.", "-c", panel="Machine")
 
 
 @dataclass(frozen=True, slots=True)
 class DistillPlan:
     """What a run is to do: `file` is the target, `out` the folder of the run, `base` the file that
-    `settings.base` or `settings.go_on` names."""
+    `settings.base` names."""
 
     file: ModelFile
     out: Path
-    settings: DistillOptions = field(default_factory=DistillOptions)
+    settings: DistillSettings
     base: Path | None = None
 
     @property
@@ -122,10 +121,6 @@ class DistillPlan:
     def report(self) -> Path:
         return self.out / "report.json"
 
-    @property
-    def continued(self) -> Path | None:
-        return None if self.settings.go_on is None else self.base
-
     def as_json(self) -> dict[str, Any]:
         """Every setting by its path; where the run lies says nothing about what it does."""
         found: dict[str, Any] = {
@@ -143,7 +138,7 @@ _ANSWER_KEYS = ("target", "data.max_tokens")
 """what answers depend on besides their questions"""
 
 
-def claim(plan: DistillPlan, *, answers_only: bool = False) -> None:
+def claim(plan: DistillPlan) -> None:
     """Make the folder this plan's own, and that of the answers one for answers of this target, which later
     runs go on with.
 
@@ -152,8 +147,7 @@ def claim(plan: DistillPlan, *, answers_only: bool = False) -> None:
     wanted = plan.as_json()
     of_answers = {key: wanted[key] for key in _ANSWER_KEYS}
     _claim(plan.answers_folder, "answers.json", of_answers, "answers that were made otherwise")
-    if not answers_only:
-        _claim(plan.out, "plan.json", wanted, "a run with another plan")
+    _claim(plan.out, "plan.json", wanted, "a run with another plan")
 
 
 def _claim(folder: Path, name: str, wanted: Mapping[str, Any], holds: str) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pydantic_core import to_jsonable_python
@@ -28,22 +28,15 @@ from outrider.costs import CallCosts
 from outrider.costs.calibrate import Rows
 from outrider.costs.expected_speed import StepCosts
 from outrider.drafters.model import ModelDrafter
-from outrider.lab.check import CheckRequest, check
 from outrider.lab.check import Report as Checked
+from outrider.lab.check import check
 from outrider.lab.distill.answers import Asked, asked, generate, open_target
-from outrider.lab.distill.checkpoint import (
-    Provenance,
-    Shape,
-    pretrained_calibration,
-    read_provenance,
-    write_gguf,
-)
+from outrider.lab.distill.checkpoint import Shape, pretrained_calibration, write_gguf
 from outrider.lab.distill.corpus import Evaluation
 from outrider.lab.distill.network import keep_freed_memory
-from outrider.lab.distill.on_policy import OnPolicy
 from outrider.lab.distill.plan import DistillPlan, claim
 from outrider.lab.distill.starting import Material, first_draft, read_material
-from outrider.lab.distill.train import Trainer
+from outrider.lab.distill.train import OnPolicy, Trainer
 from outrider.lab.loaded import LoadedTarget, Loader
 from outrider.lab.models import find_models
 from outrider.lab.prompts import Prompt, Workload
@@ -60,16 +53,12 @@ MEASURING_SECONDS = 120.0
 _MAX_ANSWERS = 400
 _OWN_TEXTS = 32
 """of the draft in a step on its own text"""
-_CONTEXT_TOKENS = 256
-"""An answer's usual distance from its prompt's start; costs hardly depend on it for small models."""
-_MAX_DRAFTED = 16
+_CONTEXT_TOKENS = 512
 _DRAFT_SECONDS = 5.0
 
 
-class Progress(Protocol):
-    """Called with a stage, how far it is (0-1; None: unknown) and a line about it."""
-
-    def __call__(self, stage: str, part: float | None, line: str = "") -> None: ...
+Progress = Callable[..., None]
+"""Called with a stage, how far it is (0-1; None: unknown) and perhaps a line about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +66,14 @@ class Report:
     """What a distillation found: shares are 0 to 1, speed-ups factors, times seconds. `coverage` is the share
     of the held-out answers' tokens that the draft knows, `trained_tokens` counts labelled positions as often
     as they were trained on. Of the evaluations in `history` that of `best_step` was kept. `measured`: the
-    draft, the same untrained ("first") and the one that it was continued from, as `outrider check` judges
-    them on held-out prompts; None where no report was asked for."""
+    draft and the same untrained ("first"), as `outrider check` judges them on held-out prompts; None where no
+    report was asked for."""
 
     outrider: str
     target: str
     settings: Mapping[str, Any]
     path: str
     file_bytes: int
-    tensor_types: Mapping[str, float]
     shape: Shape
     parameters: int
     known_tokens: int
@@ -111,28 +99,18 @@ def distill(plan: DistillPlan, progress: Progress) -> Report:
 
     Raises InputError and its kinds for what cannot be used, BackendError when a call fails.
     """
+    questions = asked(plan.settings)
     claim(plan)
     keep_freed_memory()
     torch.set_num_threads(plan.threads or physical_cores())
-    questions = asked(plan.settings)
     with collect_notices() as notices:
         report = _made(plan, questions, progress)
-        if not plan.settings.no_report:
-            measured = _measure(plan, questions, report.path, progress)
-            notify(*(measured.notices if measured else ()))
-            report = replace(report, measured=measured)
+        measured = None if plan.settings.no_report else _measure(plan, questions, report.path, progress)
     notify(*notices)
-    report = replace(report, notices=notices)
+    report = replace(report, notices=notices, measured=measured)
     if not plan.settings.no_report:
         write_whole(plan.report, json.dumps(report.as_json(), indent=1) + "\n", "report")
     return report
-
-
-def record(plan: DistillPlan, progress: Progress) -> None:
-    """Let the target answer the prompts, and train nothing. Raises as `distill` does."""
-    claim(plan, answers_only=True)
-    with open_target(plan) as target:
-        _answer(target, asked(plan.settings), plan, progress)
 
 
 def _made(plan: DistillPlan, questions: Asked, progress: Progress) -> Report:
@@ -151,12 +129,11 @@ def _made(plan: DistillPlan, questions: Asked, progress: Progress) -> Report:
         )  # fmt: skip
         write(material.draft, plan.first, provenance=provenance)
         progress("measuring what calls cost", None)
-        options = LoadOptions(threads=plan.threads)
-        costs = _measure_costs(plan.file.path, plan.first, options)
+        of_draft = _curve(plan, plan.first, "last", seconds=_DRAFT_SECONDS, fresh=True)
+        costs = StepCosts.of(_curve(plan, plan.file.path, "all"), of_draft)
         trainer = _train(target, material, costs, plan, progress)
-        tokens, steps = provenance.tokens + trainer.trained_tokens, provenance.steps + trainer.best_step
-        provenance = replace(provenance, tokens=tokens, steps=steps)
-        types = write(trainer.best(), path, provenance=provenance, prior=_prior(trainer))
+        provenance |= {"tokens": trainer.trained_tokens, "steps": trainer.best_step}
+        write(trainer.best(), path, provenance=provenance, prior=_prior(trainer))
     subset, training, held_out = material.subset, material.training, material.held_out
     return Report(
         outrider=version("outrider"),
@@ -164,7 +141,6 @@ def _made(plan: DistillPlan, questions: Asked, progress: Progress) -> Report:
         settings=plan.as_json(),
         path=str(path),
         file_bytes=path.stat().st_size,
-        tensor_types=types,
         shape=material.draft.shape,
         parameters=sum(weights.size for weights in material.draft.weights.values()),
         known_tokens=subset.size - subset.has_other,
@@ -181,16 +157,10 @@ def _made(plan: DistillPlan, questions: Asked, progress: Progress) -> Report:
     )
 
 
-def _measure_costs(target: Path, draft: Path, options: LoadOptions) -> StepCosts:
-    large = _curve(target, options, "all")
-    small = _curve(draft, options, "last", seconds=_DRAFT_SECONDS, fresh=True)
-    target_s = [large.call_s(n, context=_CONTEXT_TOKENS) for n in range(1, _MAX_DRAFTED + 2)]
-    return StepCosts(target_s, small.call_s(1, context=_CONTEXT_TOKENS))
-
-
-def _curve(path: Path, options: LoadOptions, rows: Rows, **measured: Any) -> CallCosts:
+def _curve(plan: DistillPlan, path: Path, rows: Rows, **measured: Any) -> CallCosts:
+    options = LoadOptions(threads=plan.threads)
     with closing(load_weights(read_card(path), options, measure=True)) as weights:
-        return costs_of(weights.open(2 * _CONTEXT_TOKENS), rows=rows, **measured)
+        return costs_of(weights.open(_CONTEXT_TOKENS), rows=rows, **measured)
 
 
 def _answer(target: LoadedTarget, questions: Asked, plan: DistillPlan, progress: Progress) -> None:
@@ -214,23 +184,20 @@ def _answer(target: LoadedTarget, questions: Asked, plan: DistillPlan, progress:
         notify(f"prompts that were skipped: {len(reasons)}, the first because {reasons[0]}")
 
 
-def _provenance(plan: DistillPlan, material: Material) -> Provenance:
+def _provenance(plan: DistillPlan, material: Material) -> dict[str, str | int]:
     files = ", ".join(Path(name).name for name in plan.settings.prompts)
     temperatures = ", ".join(f"{t:g}" for t in plan.settings.temperatures)
     data = f"{len(material.training)} answers of the teacher to "
     data += f"{files or 'the prompts that come with Outrider'}, temperatures {temperatures}"
-    earlier = None if plan.continued is None else read_provenance(plan.continued)
-    if earlier is not None:
-        data += f"; before that: {earlier.data}"
-    return Provenance(
-        teacher=plan.file.card.name,
-        teacher_sha256=file_sha256(plan.file.path),
-        data=data,
-        tokens=earlier.tokens if earlier else 0,
-        steps=earlier.steps if earlier else 0,
-        seed=plan.settings.seed,
-        version=version("outrider"),
-    )
+    return {
+        "teacher": plan.file.card.name,
+        "teacher_sha256": file_sha256(plan.file.path),
+        "data": data,
+        "tokens": 0,  # label positions trained on, each as often as it was
+        "steps": 0,
+        "seed": plan.settings.seed,
+        "version": version("outrider"),
+    }
 
 
 def _prior(trainer: Trainer) -> PretrainedCalibration:
@@ -249,12 +216,10 @@ def _train(
     wanted, own = plan.settings, None
     if wanted.on_policy:
         own = OnPolicy(
-            material.training, target.model, material.subset, _OWN_TEXTS, plan.settings.ctx_size, wanted.seed
-        ).texts
-    quantizations = plan.settings.quant, plan.settings.embedding_quant
-    training, held_out = (
-        material.texts(s, plan.settings.ctx_size) for s in (material.training, material.held_out)
-    )
+            material.training, target.model, material.subset, _OWN_TEXTS, wanted.ctx_size, wanted.seed
+        )
+    quantizations = wanted.quant, wanted.embedding_quant
+    training, held_out = (material.texts(s, wanted.ctx_size) for s in (material.training, material.held_out))
     trainer = Trainer(material.draft, training, held_out, costs, wanted, quantizations, own)
 
     def on_step(trainer: Trainer) -> None:
@@ -275,28 +240,25 @@ def _train(
 
 
 def _measure(plan: DistillPlan, questions: Asked, made: str, progress: Progress) -> Checked | None:
-    """The draft after training and before it, and the one that it was continued from, on greedy answers to
-    held-out prompts of every category in turn. None where too little could be recorded: a notice says why."""
+    """The draft after and before training, on greedy answers to held-out prompts of every category in turn.
+    None where too little could be recorded: a notice says why."""
     prompts: dict[str, list[Prompt]] = defaultdict(list)
     for question in questions.held_out:
         prompts[question.category].append(question.prompt)
     greedy = SamplingParams(temperature=0.0, seed=plan.settings.seed)
-    paths = [made, str(plan.first), *([str(plan.continued)] if plan.continued else [])]
     room, trained = plan.settings.ctx_size + 2 * ANSWER_TOKENS, plan.file.card.context_length
     options, hub = LoadOptions(threads=plan.threads), HubOptions(offline=True)
-    request = CheckRequest(
-        target=plan.file,
-        drafts=tuple(find_models(paths, hub=hub)),
-        workloads=tuple(
-            Workload(category, tuple(some), greedy, plan.settings.max_tokens, "held out")
-            for category, some in prompts.items()
-        ),
-        loader=Loader(options, options, hub, min(room, trained) if trained else room),
-        seconds=MEASURING_SECONDS,
-        max_answers=_MAX_ANSWERS,
-    )
+    workloads = [
+        Workload(category, tuple(some), greedy, plan.settings.max_tokens, "held out")
+        for category, some in prompts.items()
+    ]
+    loader = Loader(options, options, hub, min(room, trained) if trained else room)
+    drafts = find_models([made, str(plan.first)], hub=hub)
+    given = plan.file, drafts, workloads, loader, progress
     try:
-        return check(request, progress)
+        report = check(*given, seconds=MEASURING_SECONDS, max_answers=_MAX_ANSWERS)
     except PromptError as error:
         notify(f"no report: {error.why}")
         return None
+    notify(*report.notices)
+    return report

@@ -19,8 +19,8 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.notices import notify
 from outrider.lab.distill.answers import Asked, Example, read_examples
-from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, read_subset, restrict
-from outrider.lab.distill.corpus import Text, TrainingBatch, acceptance, batch_of, text_of
+from outrider.lab.distill.checkpoint import Checkpoint, keep_layers, read_gguf, restrict
+from outrider.lab.distill.corpus import Text, acceptance, batch_of, text_of
 from outrider.lab.distill.network import Network, device_of
 from outrider.lab.distill.plan import USUAL_LAYERS, USUAL_VOCABULARY, DistillPlan
 from outrider.models.vocab.subset import Subset, choose_subset
@@ -69,8 +69,6 @@ def first_draft(
 
     Raises ModelFileError and SettingError for a base that cannot be read or does not go with the target.
     """
-    if plan.continued is not None:
-        return read_gguf(plan.continued), read_subset(plan.continued, vocabulary)
     base = read_gguf(plan.base or plan.file.path)
     have = base.shape.layers
     count = plan.settings.layers or min(USUAL_LAYERS, have)
@@ -106,9 +104,24 @@ def best_layers(model: Checkpoint, subset: Subset, examples: Sequence[Example], 
     """
     some = examples[:: -(-len(examples) // _TEXTS)]
     texts = [text for example in some if (text := text_of(example, subset, _TEXT_TOKENS))]
+    batch = batch_of(texts, device_of())
+    network = Network.of(model, batch.tokens.device)
+
+    def accepted(layers: Sequence[int]) -> float:
+        same = next((at for at, layer in enumerate(layers) if at != layer), len(layers))
+        x = states[same]  # of the layers before, none is missing
+        for layer in layers[same:]:
+            x = network.layer(layer, x)
+        ends = network.normed(x).flatten(0, 1)[batch.places]
+        return float(acceptance(network.logits(ends), batch.labels).mean())
+
     with torch.no_grad():
-        judge = _Judge(model, batch_of(texts, device_of()))
-        return max(_candidates(judge.influences(), count), key=judge.accepted)
+        states = [embedding(batch.tokens, network.weights["token_embd.weight"])]
+        for layer in range(model.shape.layers):
+            states.append(network.layer(layer, states[-1]))
+        changes = pairwise(x.flatten(0, 1)[batch.places] for x in states)
+        influences = [1 - float(cosine_similarity(*change, dim=-1).mean()) for change in changes]
+        return max(_candidates(influences, count), key=accepted)
 
 
 def _candidates(influences: Sequence[float], count: int) -> Iterator[list[int]]:
@@ -116,29 +129,3 @@ def _candidates(influences: Sequence[float], count: int) -> Iterator[list[int]]:
     yield sorted(sorted(layers, key=lambda layer: -influences[layer])[:count])
     for first in range(1, count, max(1, count // _DIVISIONS)):
         yield [*layers[:first], *layers[len(layers) - (count - first) :]]
-
-
-class _Judge:
-    """A model along some answers. `states`: what goes into each of its layers, and what comes out of the
-    last; (texts, tokens, width) each."""
-
-    def __init__(self, model: Checkpoint, batch: TrainingBatch) -> None:
-        self._batch = batch
-        self._network = Network.of(model, batch.tokens.device)
-        self.states = [embedding(batch.tokens, self._network.weights["token_embd.weight"])]
-        for layer in range(model.shape.layers):
-            self.states.append(self._network.layer(layer, self.states[-1]))
-
-    def influences(self) -> list[float]:
-        """How much each layer changes its input: one minus the mean cosine of before and after."""
-        wanted = [states.flatten(0, 1)[self._batch.places] for states in self.states]
-        changes = pairwise(wanted)
-        return [float(1 - cosine_similarity(before, after, dim=-1).mean()) for before, after in changes]
-
-    def accepted(self, layers: Sequence[int]) -> float:
-        same = next((at for at, layer in enumerate(layers) if at != layer), len(layers))
-        states = self.states[same]  # of the layers before, none is missing
-        for layer in layers[same:]:
-            states = self._network.layer(layer, states)
-        ends = self._network.normed(states).flatten(0, 1)[self._batch.places]
-        return float(acceptance(self._network.logits(ends), self._batch.labels).mean())

@@ -117,16 +117,16 @@ _NOT_BY_TOKEN = (Keys.Tokenizer.PRECOMPILED_CHARSMAP, Keys.Tokenizer.CHAT_TEMPLA
 
 def tokenizer_fields(metadata: Mapping[str, Field], subset: Subset, size: int) -> dict[str, Field]:
     """The tokenizer's fields for a draft that knows `subset` of a tokenizer's `size` tokens. `metadata` is of
-    a file with that tokenizer, or with the tokens of the subset. Raises SettingError when it is neither, or
-    when too few tokens are kept for any to be put together from others."""
+    a file with that tokenizer. Raises SettingError when it is not, or when too few tokens are kept for any to
+    be put together from others."""
     fields = {key: found for key, found in metadata.items() if key.startswith("tokenizer.")}
     fields = {key: found for key, found in fields.items() if found.value or found.items is None}
     tokens: list[bytes] = fields[Keys.Tokenizer.LIST].value if Keys.Tokenizer.LIST in fields else []
-    if len(tokens) == subset.size and (not subset.has_other or tokens[-1] == OTHER.encode()):
-        return fields
     if len(tokens) != size:
         reason = f"it has {len(tokens):,} tokens, the target {size:,} and the draft {subset.size:,}"
-        raise SettingError("the draft's tokenizer", reason, "Start from the target, or from a draft of it.")
+        raise SettingError("the draft's tokenizer", reason, "Start from the target.")
+    if not subset.has_other:
+        return fields
     known = subset.to_target[:-1].tolist()
     normal = Field([int(TokenType.NORMAL)] * size, GGUFValueType.ARRAY, GGUFValueType.INT32)
     fields.setdefault(Keys.Tokenizer.TOKEN_TYPE, normal)
