@@ -16,9 +16,10 @@ export PYTHONPATH=$PWD/src:$BUNDLE/site:$PWD/benchmarks${PYTHONPATH:+:$PYTHONPAT
 if [ "$1" = pack ]; then
   mkdir -p "$BUNDLE"
   $PYTHON $HERE/make_model.py tiny Q4_K_M "$BUNDLE/tiny.gguf"
-  ${PIP:-$PYTHON -m pip} download -q --no-deps --only-binary=:all: --python-version "${FOR:-3.12}" -d "$BUNDLE" \
-    --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 --platform any ${WHEELS:-pydantic \
-    pydantic-core annotated-types typing-inspection llguidance gguf} || echo "no wheels: name a pip with PIP='python3 -m pip'"
+  pins=$(grep -E "^(${WHEELS:-pydantic|pydantic-core|annotated-types|typing-inspection|llguidance|gguf|typer|click})==" requirements.lock)
+  ${PIP:-$PYTHON -m pip} download -q --no-deps --only-binary=:all: --python-version "${FOR:-3.12}" -d "$BUNDLE" --platform any \
+    --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_31_x86_64 ${pins//\\/} ||
+    echo "no wheels: name a pip with PIP='python3 -m pip'"
   $PYTHON - "$BUNDLE" <<'PY'
 import shutil, subprocess, sys, tempfile
 from pathlib import Path
@@ -68,22 +69,35 @@ part devices 60 $PYTHON -m outrider setup
 
 EACH_S=8 TOKENS=128; [ -n "${SMALL:-}" ] && EACH_S=1 TOKENS=16
 WHERE=$([ -w /dev/shm ] && echo /dev/shm || echo "$BUNDLE")
-for each in ${SHAPES:-8b:Q4_K_M 1.5b:Q4_K_M 32b:Q4_K_M 0.5b:Q4_K_M 8b:Q8_0 8b:F16 1.5b:Q8_0 1.5b:F16 0.5b:Q8_0 0.5b:F16 32b:Q8_0}; do
+for each in ${SHAPES-8b:Q4_K_M 1.5b:Q4_K_M 32b:Q4_K_M 0.5b:Q4_K_M 8b:Q8_0 8b:F16 1.5b:Q8_0 1.5b:F16 0.5b:Q8_0 0.5b:F16 32b:Q8_0}; do
   file=$WHERE/random-${each/:/-}.gguf
   part "write $each" 90 $PYTHON $HERE/make_model.py ${each/:/ } "$file" ${TOKENIZER:+--tokenizer "$TOKENIZER"} &&
     part "calls $each" 90 $PYTHON $HERE/calls.py "$file" --out "$OUT/rows_calls.jsonl" --card "${CARD:-}" \
       --seconds $EACH_S --tokens $TOKENS "${LOAD[@]}"
   rm -f "$file"
 done
-pair() { # NAME TARGET [DRAFT]: real texts, and whether they are those of plain decoding
+live() { # NAME TARGET [DRAFT]: real texts on the clock
   [ -e "$2" ] || { echo "== $1: no model file"; return; }
   local draft=(); [ -e "${3:-}" ] && draft=(--draft "$3")
-  part "verify $1" 90 $PYTHON -m outrider verify --quick -m "$2" ${3:+-md "$3"} "${LOAD[@]}"
-  part "bitwise $1" 90 $PYTHON -m outrider verify --quick --bitwise -m "$2" "${LOAD[@]}"
   part "live $1" 240 $PYTHON benchmarks/policy/live.py benchmarks/policy/heldout_prompts.jsonl:${EVERY:-1} -t ${THREADS:-2} --model "$2" \
     "${draft[@]}" --fixed 4,8 --repetitions 1 --calibration 4.5 --tokens $TOKENS --out "$OUT/live_$1.jsonl" "${LOAD[@]}"
 }
-pair smollm2 "$BUNDLE/smollm2.gguf"
-pair qwen "$BUNDLE/target.gguf" "$BUNDLE/draft.gguf"
+same() { # NAME TARGET [DRAFT]: whether the texts are those of plain decoding
+  [ -e "$2" ] || return
+  part "verify $1" 60 $PYTHON -m outrider verify --quick -m "$2" ${3:+-md "$3"} "${LOAD[@]}"
+  part "bitwise $1" 60 $PYTHON -m outrider verify --quick --bitwise -m "$2" "${LOAD[@]}"
+}
+live qwen "$BUNDLE/target.gguf" "$BUNDLE/draft.gguf"
+SMALL_DRAFT=src/outrider/models/SmolLM2-135M-Instruct.draft.gguf
+for each in ${ANSWERS-8b:Q8_0 8b:F16}; do # costs of a large model, texts of SmolLM2
+  file=$WHERE/answers-${each/:/-}.gguf
+  [ -e "$BUNDLE/smollm2.gguf" ] &&
+    part "write $file" 90 $PYTHON $HERE/make_model.py ${each/:/ } "$file" --answers "$BUNDLE/smollm2.gguf"
+  live "${each/:/-}" "$file" $SMALL_DRAFT
+  rm -f "$file"
+done
+live smollm2 "$BUNDLE/smollm2.gguf" $SMALL_DRAFT
+same smollm2 "$BUNDLE/smollm2.gguf" $SMALL_DRAFT
+same qwen "$BUNDLE/target.gguf" "$BUNDLE/draft.gguf"
 $PYTHON $HERE/report.py "$OUT" --recordings benchmarks/policy/heldout_q4.recordings.jsonl > "$OUT/report.md"
 for rows in "$OUT"/live_*[!s].jsonl; do [ -e "$rows" ] && $PYTHON benchmarks/policy/report.py "$rows" >> "$OUT/report.md"; done

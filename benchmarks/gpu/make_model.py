@@ -1,9 +1,12 @@
 """Model files of real shapes with random weights: what a call takes does not depend on their values.
 
     python benchmarks/gpu/make_model.py 8b Q4_K_M /dev/shm/8b-q4.gguf
+    python benchmarks/gpu/make_model.py 8b Q8_0 /dev/shm/8b-answers.gguf --answers smollm2.gguf
 
 A file is written as fast as the disk takes it: blocks of valid scales and random bits, over and over. The
-tokenizer is the embedded model's, with tokens added up to the size of the real vocabulary.
+tokenizer is the embedded model's, with tokens added up to the size of the real vocabulary. `--answers` makes
+a large model that says what a small one says: the small one's weights in a corner, zeros where it must not
+hear the rest. Its costs are those of its shape, its texts and what a draft model gets right are real.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
+from gguf.quants import dequantize, quantize
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -87,13 +91,75 @@ def pool(kind: GGMLQuantizationType) -> Any:
     return blocks.reshape(-1)
 
 
-def add_metadata(writer: GGUFWriter, shape: Shape, tokenizer: Path) -> None:
+class Small:
+    """A small Llama inside a larger shape of heads twice as wide: the same logits, but for rounding.
+
+    The norms are over more values, all zero, and heads divide by a larger root: weights make up for both.
+    Random weights stay where only zeros come in or nothing goes out.
+    """
+
+    def __init__(self, path: Path, shape: Shape) -> None:
+        reader = GGUFReader(path)
+        self._tensors, self._shape = {tensor.name: tensor for tensor in reader.tensors}, shape
+        self._fields = {name.partition(".")[2]: field.contents() for name, field in reader.fields.items()}
+        self._width, self._heads = self._field("embedding_length"), self._field("attention.head_count")
+        self._group = self._heads // self._field("attention.head_count_kv")
+        self.shape = shape._replace(vocabulary=self._field("vocab_size"))
+        self.metadata = {
+            "rope_freq_base": self._field("rope.freq_base"),
+            "layer_norm_rms_eps": self._field("attention.layer_norm_rms_epsilon") * self._width / shape.width,
+        }
+
+    def _field(self, name: str) -> Any:
+        return self._fields[name]
+
+    def _head_rows(self, values: Any, group: int, slots: int, *, rotated: bool) -> Any:
+        """Rows of heads at the places of the larger model's heads, whose groups may be larger. Every second
+        pair of its `rotated` rows turns as fast as a pair of the small model's."""
+        old, new = self._width // self._heads, self._shape.width // self._shape.heads
+        within = np.arange(old)
+        within += within // 2 * 2 * rotated
+        placed = np.zeros((self._shape.heads * new, values.shape[1]), np.float32)
+        for head in range(len(values) // old):
+            start = (head // group * slots + head % group) * new
+            placed[start + within] = values[head * old : (head + 1) * old]
+        return placed
+
+    def values(self, name: str) -> Any:
+        """The corner of a tensor, or None where the small model has no such layer."""
+        known = self._tensors.get(name) or (
+            self._tensors["token_embd.weight"] if name == "output.weight" else None
+        )
+        if known is None:
+            return None
+        values, part = dequantize(known.data, known.tensor_type), name.split(".")[-2]
+        slots = self._shape.heads // self._shape.kv_heads
+        if part == "attn_q":
+            wider = (self._shape.width / self._shape.heads) / (self._width / self._heads)
+            return self._head_rows(values * np.float32(np.sqrt(wider)), self._group, slots, rotated=True)
+        if part in ("attn_k", "attn_v"):
+            return self._head_rows(values, 1, 1, rotated=part == "attn_k")[: self._shape.width // slots]
+        if part == "attn_output":
+            return self._head_rows(values.T.copy(), self._group, slots, rotated=False).T.copy()
+        return values * np.float32(np.sqrt(self._width / self._shape.width)) if values.ndim == 1 else values
+
+    def put(self, data: Any, name: str, kind: GGMLQuantizationType) -> Any:
+        """The tensor's rows of bytes, with the corner in them."""
+        part, values = name.split(".")[-2], self.values(name)
+        if part in ("token_embd", "attn_q", "attn_output", "ffn_down"):
+            data[:] = 0
+        if values is not None:
+            corner = quantize(np.atleast_2d(values), kind).view(np.uint8)
+            data[: len(corner), : corner.shape[1]] = corner
+        return data
+
+
+def add_metadata(writer: GGUFWriter, shape: Shape, tokenizer: Path, other: dict[str, Any]) -> None:
     sizes = {"block_count": shape.layers, "embedding_length": shape.width, "head_count": shape.heads}
     sizes |= {"feed_forward_length": shape.feed_forward, "head_count_kv": shape.kv_heads}
     sizes |= {"rope_dimension_count": shape.width // shape.heads, "context_length": 32_768}
-    for name, size in (sizes | {"vocab_size": shape.vocabulary}).items():
+    for name, size in (sizes | {"vocab_size": shape.vocabulary, "layer_norm_rms_eps": 1e-5} | other).items():
         getattr(writer, f"add_{name}")(size)
-    writer.add_layer_norm_rms_eps(1e-5)
     for key, field in GGUFReader(tokenizer).fields.items():
         if key.startswith("tokenizer."):
             value: Any = field.contents()
@@ -103,26 +169,31 @@ def add_metadata(writer: GGUFWriter, shape: Shape, tokenizer: Path) -> None:
             writer.add_key_value(key, value, *field.types[:1], *field.types[1:][-1:])
 
 
-def write(path: Path, name: str, quantization: str, tokenizer: Path) -> None:
-    shape, writer = SHAPES[name], GGUFWriter(path, "llama")
+def write(path: Path, name: str, quantization: str, tokenizer: Path, answers: Path | None) -> None:
+    small = Small(answers, SHAPES[name]) if answers else None
+    shape, writer = small.shape if small else SHAPES[name], GGUFWriter(path, "llama")
     writer.add_name(f"random {name} {quantization}")
     writer.add_file_type(FILES[quantization])
-    add_metadata(writer, shape, tokenizer)
-    sizes = []
+    add_metadata(writer, shape, tokenizer, small.metadata if small else {})
+    tensors = []
     for tensor, dimensions in shape.tensors():
         kind = shape.type_of(tensor, dimensions, quantization)
         values, block_bytes = GGML_QUANT_SIZES[kind]
-        sizes.append((kind, int(np.prod(dimensions)) // values * block_bytes))
-        writer.add_tensor_info(tensor, dimensions, np.dtype(np.float32), sizes[-1][1], kind)
+        row_bytes = dimensions[-1] // values * block_bytes
+        tensors.append((tensor, kind, int(np.prod(dimensions[:-1])), row_bytes))
+        writer.add_tensor_info(tensor, dimensions, np.dtype(np.float32), tensors[-1][2] * row_bytes, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    pools = {kind: pool(kind) for kind in {kind for kind, _ in sizes}}
+    pools = {kind: pool(kind) for kind in {kind for _, kind, _, _ in tensors}}
     assert writer.fout is not None
     file = writer.fout[0]
     writer.write_padding(file, file.tell())
-    for kind, size in sizes:
-        for start in range(0, size, len(pools[kind])):
+    for tensor, kind, rows, row_bytes in tensors:
+        size = rows * row_bytes
+        if small:
+            file.write(small.put(np.resize(pools[kind], (rows, row_bytes)), tensor, kind))
+        for start in range(0, 0 if small else size, len(pools[kind])):
             file.write(pools[kind][: size - start])
         writer.write_padding(file, size)
     writer.close()
@@ -134,8 +205,10 @@ def main() -> None:
     parser.add_argument("quantization", choices=FILES)
     parser.add_argument("file", type=Path)
     parser.add_argument("--tokenizer", type=Path, help="a model file to take it from (the embedded model)")
+    parser.add_argument("--answers", type=Path, help="a small Llama's file to answer as")
     given = parser.parse_args()
-    write(given.file, given.shape, given.quantization, given.tokenizer or embedded_default())
+    tokenizer = given.answers or given.tokenizer or embedded_default()
+    write(given.file, given.shape, given.quantization, tokenizer, given.answers)
 
 
 if __name__ == "__main__":
