@@ -3,6 +3,7 @@
 #
 #   bash benchmarks/gpu/device.sh pack BUNDLE          where there is a network: what the other machine may lack
 #   bash benchmarks/gpu/device.sh run BUNDLE OUT       there: rows_calls.jsonl, live_*.jsonl and log, in OUT
+#   bash benchmarks/gpu/device.sh report OUT           anywhere: tables of these
 #
 # BUNDLE may hold wheels, the library (liboutrider-cuda.so; else llama.cpp.tar.xz, which is compiled with the
 # toolkit there), a model file with the tokenizer (tiny.gguf), SmolLM2 and the Qwen pair (smollm2.gguf,
@@ -37,6 +38,12 @@ with tempfile.TemporaryDirectory() as folder:
     subprocess.run(command, check=True)
 PY
   du -sh "$BUNDLE"/*; exit
+fi
+
+if [ "$1" = report ]; then
+  $PYTHON $HERE/report.py "$2" --recordings benchmarks/policy/heldout_q4.recordings.jsonl
+  for rows in "$2"/live_*[!s].jsonl; do [ -e "$rows" ] && $PYTHON benchmarks/policy/report.py "$rows"; done
+  exit
 fi
 
 mkdir -p "$3"; OUT=$(realpath "$3"); END=$((SECONDS + 60 * ${MINUTES:-12}))
@@ -99,5 +106,3 @@ done
 live smollm2 "$BUNDLE/smollm2.gguf" $SMALL_DRAFT
 same smollm2 "$BUNDLE/smollm2.gguf" $SMALL_DRAFT
 same qwen "$BUNDLE/target.gguf" "$BUNDLE/draft.gguf"
-$PYTHON $HERE/report.py "$OUT" --recordings benchmarks/policy/heldout_q4.recordings.jsonl > "$OUT/report.md"
-for rows in "$OUT"/live_*[!s].jsonl; do [ -e "$rows" ] && $PYTHON benchmarks/policy/report.py "$rows" >> "$OUT/report.md"; done
