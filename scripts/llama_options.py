@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outrider.cli.help import COMMANDS, load
-from outrider.cli.llama_options import COMMANDS as TAKE_OPTIONS
-from outrider.cli.llama_options import DRAFTING, table
+from outrider.cli.line import DRAFTING, HELP, LLAMA_COMMANDS, table
 from outrider.core.schema import settings_of
 
 _COLUMN = 40
@@ -59,9 +58,9 @@ def main() -> None:
 
 def known() -> set[str]:
     """The names that are in the table, or flags of a command that takes llama.cpp's options."""
-    groups = [load(COMMANDS[name].settings) for name in TAKE_OPTIONS]
+    groups = [load(COMMANDS[name].settings) for name in LLAMA_COMMANDS]
     ours = {name for group in groups for setting in settings_of(group).values() for name in setting.names}
-    return {*ours, *table(), *DRAFTING, "-h", "--help"}
+    return {*ours, *table(), *DRAFTING, *HELP}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import pty
 import re
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,51 +89,27 @@ def call(
     return Outcome(code if isinstance(code, int) else 0, out.decode(), err.decode())
 
 
-def spawn(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> Outcome:
-    """Run the program in a process of its own, to its end."""
-    done = subprocess.run(
-        [*COMMAND, *arguments],
-        input=stdin,
-        capture_output=True,
-        env=env or environment(),
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
 class Terminal:
     """The program in a terminal of its own: what is typed into it, and what it shows."""
 
-    def __init__(
-        self, arguments: Sequence[str], env: Mapping[str, str] | None = None, patience_s: float = PATIENCE_S
-    ) -> None:
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str]) -> None:
         self.shown = ""
-        self._patience_s = patience_s
         self._pid, self._fd = pty.fork()
         if self._pid == 0:  # the program
-            os.execve(COMMAND[0], [*COMMAND, *arguments], dict(env or environment()))
+            os.execve(COMMAND[0], [*COMMAND, *arguments], dict(env))
 
-    def wait_for(self, text: str) -> str:
-        """Read until `text` is shown after what was waited for before; returns all up to it."""
-        return self._read_until(lambda shown: shown.find(text) + len(text) if text in shown else 0)
-
-    def wait_for_more(self, count: int) -> str:
-        """Read until `count` more characters are shown, whatever they are."""
-        return self._read_until(lambda shown: len(shown) if len(shown) >= count else 0)
-
-    def _read_until(self, end: Callable[[str], int]) -> str:
-        while not end(self.shown):
+    def wait_for(self, pattern: str) -> str:
+        """Read until the pattern is shown after what was waited for before; returns all up to it."""
+        while not (found := re.search(pattern, self.shown, re.DOTALL)):
             data = self._read()
             assert data, f"the program ended after: {self.shown}"
             self.shown += data.decode(errors="replace")
-        seen = self.shown[: end(self.shown)]
-        self.shown = self.shown[len(seen) :]
+        seen, self.shown = self.shown[: found.end()], self.shown[found.end() :]
         return seen
 
     def _read(self) -> bytes:
         """What the program shows next; nothing when it has ended."""
-        ready, _, _ = select.select([self._fd], [], [], self._patience_s)
+        ready, _, _ = select.select([self._fd], [], [], PATIENCE_S)
         assert ready, f"nothing happens after: {self.shown}"
         try:
             return os.read(self._fd, 4096)

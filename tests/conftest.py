@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from cli_helpers import Call, call
+from cli_helpers import TEMPLATE, Call, call
 from first_calls import remembering
 from outrider.backends import machine
 from outrider.backends.gguf import guard, libraries
@@ -127,3 +127,17 @@ def embedded_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RealS
 def outrider(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Call:
     """The program, in this process."""
     return partial(call, monkeypatch, capfdbinary)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of tiny models, which no test changes."""
+    from tiny_gguf import write_tiny
+
+    folder = tmp_path_factory.mktemp("models")
+    write_tiny(folder / "target.gguf")
+    write_tiny(folder / "draft.gguf", noise=0.3)
+    write_tiny(folder / "chat.gguf", chat_template=TEMPLATE)
+    write_tiny(folder / "long.gguf", chat_template=TEMPLATE, context_length=8192)
+    write_tiny(folder / "mamba.gguf", arch="mamba")
+    return folder

@@ -172,7 +172,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     odd = renamed(few_rows(2, ("chat",)), SMALL, name)
     html = html_of(odd, tmp_path)
     root = Tree(html).root
-    shown = re.sub(r"[\x00-\x1f]", "\ufffd", name)
+    shown = re.sub(r"[\x00-\x1f]", "", name)
     assert shown in {row["draft"] for row in chart(root)}
     assert not root.all("script") + root.all("b") and "{d:e}" not in html
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", html)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from backends import FILES, MAINLINE, store
-from cli_helpers import Outcome, call, refused
+from cli_helpers import Call, Outcome, refused
 from engines import GREEDY, asked, run
 from head_files import EVEN, OPTIONS, Files, write_files
 from llama_cpp_models import TEXT
@@ -355,7 +355,7 @@ def test_what_a_head_drafts_of_a_text_that_it_misread_is_found(kind: str, fault:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*BLOCKS[:-1], "assistant gemma4", "chain hy_v3"])
 def test_the_command_that_verifies_finds_what_a_head_misread(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    kind: str, tmp_path: Path, outrider: Call
 ) -> None:
     files = write_files(tmp_path, kind, agrees=False)
     pair = ["-m", str(files.target), *(["-md", str(files.head)] if files.head else [])]
@@ -363,7 +363,7 @@ def test_the_command_that_verifies_finds_what_a_head_misread(
     prompts = ("-p", "the river and the road " * 3, "-p", "a b c d a b c d")
 
     def verify(*fault: str) -> Outcome:
-        return call(monkeypatch, capfdbinary, "verify", *pair, *settings, *prompts, *fault)
+        return outrider("verify", *pair, *settings, *prompts, *fault)
 
     sound, stale, shifted = verify(), verify("--inject", STALE), verify("--inject", SHIFTED)
     assert sound.status == 0 and json.loads(sound.out)["verdict"] == "holds", sound.out + sound.err
@@ -417,17 +417,15 @@ def test_what_does_not_fit_is_refused_in_a_line(
     assert why in write_files(tmp_path, kind, agrees=False, **made).why_refused()
 
 
-def test_the_program_ends_with_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_the_program_ends_with_a_line(tmp_path: Path, outrider: Call) -> None:
     """Where the file was named; of those that `auto` finds it leaves this one out, and decodes plainly."""
     files = write_files(tmp_path, "dflash llama", agrees=False, mask=289)
     assert files.head is not None
     head = files.head.rename(tmp_path / "target-dflash.gguf")
     line = ("run", "-m", str(files.target), "--backend", "llama.cpp", "-t", "1", "-n", "4", "-p", "the river")
     why = "its mask token is 289, and it knows 289 tokens"
-    assert why in refused(call(monkeypatch, capfdbinary, *line, "-md", str(head)))
-    found = call(monkeypatch, capfdbinary, *line, "-md", "auto")
+    assert why in refused(outrider(*line, "-md", str(head)))
+    found = outrider(*line, "-md", "auto")
     assert found.status == 0 and found.out and why in found.said and "lookup drafts alone" in found.said
 
 

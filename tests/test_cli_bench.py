@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from bench_rows import bench_rows
-from cli_helpers import Call, call, refused
+from cli_helpers import Call, refused
 from outrider.costs.store import PairCosts, export_costs
 from outrider.lab.bench.figures import bests
 from outrider.lab.bench.plan import SweepPlan
@@ -28,26 +28,14 @@ class Sweep:
     """Stands in for the sweep: keeps what it was asked for and gives rows that were made up."""
 
     def __init__(self) -> None:
-        self.plans: list[SweepPlan] = []
-        self.folders: list[Path] = []
-        self.loaders: list[Loader] = []
-        self.raises: BaseException | None = None
+        self.asked: list[tuple[SweepPlan, Path, Loader]] = []
 
     def __call__(
-        self,
-        plan: SweepPlan,
-        folder: Path,
-        loader: Loader,
-        *,
-        progress: Callable[[Progress], None],
+        self, plan: SweepPlan, folder: Path, loader: Loader, *, progress: Callable[[Progress], None]
     ) -> Results:
-        self.plans.append(plan)
-        self.folders.append(folder)
-        self.loaders.append(loader)
+        self.asked.append((plan, folder, loader))
         progress(Progress("recording", 0.25, "tiny, chat"))
         progress(Progress("running", 0.5, "tiny, chat"))
-        if self.raises is not None:
-            raise self.raises
         folder.mkdir(parents=True, exist_ok=True)
         return Results.of(bench_rows())
 
@@ -80,7 +68,8 @@ def finished(tmp_path: Path) -> Path:
 def test_without_anything_the_defaults_are_swept(run: Call, sweep: Sweep, tmp_path: Path) -> None:
     outcome = run()
     assert outcome.status == 0, outcome.err
-    assert sweep.plans == [SweepPlan()] and sweep.folders == [Path("bench")]
+    [(plan, folder, _)] = sweep.asked
+    assert (plan, folder) == (SweepPlan(), Path("bench"))
     assert (tmp_path / "bench" / "report.html").read_text().startswith("<!")
     assert outcome.out.strip() and outcome.err.strip().endswith("report: bench/report.html")
     assert "sweeping: 25%, recording, tiny, chat" in outcome.err
@@ -98,14 +87,13 @@ def test_every_flag_arrives(run: Call, sweep: Sweep, tmp_path: Path) -> None:
     """)
     outcome = run(*flags)
     assert outcome.status == 0, outcome.err
-    plan = sweep.plans[0]
+    [(plan, folder, loader)] = sweep.asked
     assert (plan.targets, plan.drafts) == (["t.gguf"], ["d.gguf", "e.gguf"])
     assert plan.workload == ["edits", "q.jsonl#math"]
     assert (plan.prompts, plan.max_tokens, plan.temperature, plan.seed) == (3, 40, 0.2, 7)
     assert (plan.draft_lengths, plan.p_mins) == ("2,4-6", "0,0.9")
     assert (plan.finalists, plan.controls, plan.repetitions) == (4, ["auto"], 5)
-    assert (plan.minutes, plan.costs, sweep.folders) == (1.5, Path("costs.json"), [Path("out")])
-    [loader] = sweep.loaders
+    assert (plan.minutes, plan.costs, folder) == (1.5, Path("costs.json"), Path("out"))
     options = loader.options
     loading = options.backend, options.threads, options.threads_batch, options.gpu_layers
     assert (loader.context, *loading, options.flash_attention) == (512, "ik", 2, 3, 12, "on")
@@ -138,7 +126,7 @@ def test_what_is_wrong_is_refused_before_anything_runs(
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     assert said in refused(run(*flags.split()))
-    assert sweep.plans == []
+    assert sweep.asked == []
 
 
 def test_costs_that_will_not_do_are_refused_before_anything_runs(
@@ -149,7 +137,7 @@ def test_costs_that_will_not_do_are_refused_before_anything_runs(
     assert "it has no costs of a draft model" in refused(run("--costs", "costs.json", "-md", "d.gguf"))
     (tmp_path / "costs.json").write_text("{}")
     assert "not of the schema" in refused(run("--costs", "costs.json"))
-    assert len(sweep.plans) == 1
+    assert len(sweep.asked) == 1
 
 
 @pytest.mark.usefixtures("sweep")
@@ -172,19 +160,13 @@ def test_the_findings_as_json(run: Call, finished: Path, tmp_path: Path) -> None
     assert not list(tmp_path.glob("finished/*.html")), "a report is written where it is asked for"
 
 
-def test_a_page_of_a_run(run: Call, finished: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    outcome = run("report", finished, "--html", page)
-    assert outcome.status == 0 and outcome.out.strip() and "<html" in page.read_text()
-
-
 def test_reports_of_runs(run: Call, finished: Path, tmp_path: Path) -> None:
     outcome = run("report", finished)
     assert outcome.status == 0 and outcome.out.strip() and not list(tmp_path.rglob("*.html"))
+    page = tmp_path / "page.html"
+    assert run("report", finished, "--html", page).out == outcome.out and "<html" in page.read_text()
     assert "no such file" in refused(run("report", tmp_path / "none"))
-    assert "its folder does not exist" in refused(
-        run("report", finished, "--html", tmp_path / "a" / "b.html")
-    )
+    assert "its folder does not exist" in refused(run("report", finished, "--html", page / "b.html"))
 
 
 def test_exporting_a_run(run: Call, finished: Path, tmp_path: Path) -> None:
@@ -210,12 +192,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["plain", "auto", "auto lookup", "auto model", "model 3", "both 2/0.75"])
 def test_the_commands_flags_ask_for_the_setting(
-    name: str, measured: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    name: str, measured: Path, monkeypatch: pytest.MonkeyPatch, outrider: Call
 ) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(measured))
     file = str(measured / "tiny.gguf")
     usual = ("run", "-m", file, "-md", file, "-t", "1", "-n", "1", "-p", "the", "--raw", "--json")
-    outcome = call(monkeypatch, capfdbinary, *usual, *Setting.of(name).flags)
+    outcome = outrider(*usual, *Setting.of(name).flags)
     wanted = Setting.of(name).policy(curve(FLAT), {"draft": curve(FLAT)})
     settings = json.loads(outcome.out)["settings"]
     assert settings["policy"] == describe_policy(wanted)

@@ -2,38 +2,17 @@
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from cli_helpers import TEMPLATE, Call, Outcome, Terminal, environment, refused
-from outrider.cli import stream
-from outrider.cli.screen import Screen
-from outrider.cli.settings import RunSettings
-from outrider.cli.stream import TokenPrinter
-from outrider.core.data import Completion, Draft, DraftWork, Piece, StepRecord
-from tiny_gguf import write_tiny
 
 SHORT = ("-t", "1", "--temp", "0", "-n", "8")
 Open = Callable[..., Terminal]
-ASKS = "\x1b[0m>"  # the question, as the line editor draws it
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    write_tiny(folder / "chat.gguf", chat_template=TEMPLATE, context_length=8192)
-    write_tiny(folder / "short.gguf", chat_template=TEMPLATE, context_length=256)
-    write_tiny(folder / "base.gguf")
-    refuses = "{{ raise_exception('no talk') }}" + TEMPLATE
-    write_tiny(folder / "refuses.gguf", chat_template=refuses)
-    return folder
+ASKS = r"\x1b\[0m>"  # the question, as the line editor draws it
 
 
 @pytest.fixture
@@ -49,7 +28,7 @@ def chat(outrider: Call, models: Path) -> Call:
 def terminal(models: Path) -> Iterator[Open]:
     opened: list[Terminal] = []
 
-    def start(command: str, *arguments: str, model: str = "chat", **env: str) -> Terminal:
+    def start(command: str, *arguments: str, model: str = "long", **env: str) -> Terminal:
         line = [command, "-m", str(models / f"{model}.gguf"), "-t", "1", "--temp", "0", *arguments]
         opened.append(Terminal(line, environment(PROMPT_TOOLKIT_NO_CPR="1", **env)))
         return opened[-1]
@@ -107,7 +86,6 @@ def test_a_command_that_is_not_known_says_how_to_send_it(chat: Call, line: str) 
 
 def test_only_answers_reach_standard_output(chat: Call) -> None:
     alone = chat("-q", stdin="hello\n/help\n").out
-    assert alone == chat("-i", "-q", command="run", stdin="hello\n").out
     assert alone != chat("-q", stdin=" /help\n").out, "a message may begin with a slash"
     assert alone == chat("hello", "-q").out == chat("-p", "hello", stdin="/exit\n").out
     assert ">" not in alone
@@ -121,35 +99,27 @@ def test_a_held_back_end_is_shown_in_every_turn(chat: Call) -> None:
     assert chat("-n", "6", "-q", "-r", stop, stdin="hello\n/reset\nhello\n").out == once * 2
 
 
-def test_what_ctrl_c_left_held_back_is_shown_in_every_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    printer = TokenPrinter(cast(RunSettings, SimpleNamespace(show_source=False)), Screen())
-    answer = Completion("shown held", (), "cancelled", 1, 0, 0, "rule", ())
-    for _ in range(2):
-        printer.print((Piece("shown ", "target"),))
-        printer.end(answer.text)
-    assert capsys.readouterr().out == "shown held\n" * 2
-
-
 def test_a_full_context_is_said_and_reset_helps(chat: Call) -> None:
     long = "the cat " * 100
-    outcome = chat("-n", "-1", "--policy", "plain", model="short", stdin=f"hello\n{long}\n/reset\nhello\n")
+    limits = ("-n", "-1", "-c", "256", "--policy", "plain")
+    outcome = chat(*limits, stdin=f"hello\n{long}\n/reset\nhello\n")
     assert outcome.status == 0
-    assert "context of 256 tokens is full" in outcome.err
+    assert "; the context is full, -c gives a larger one]" in outcome.said
     assert "do not fit a context of 256" in outcome.err and "/reset starts" in outcome.err
     assert len(kept(outcome)) == 2, outcome.err
 
 
-def test_a_template_that_refuses_a_message_does_not_end_the_conversation(chat: Call) -> None:
-    outcome = chat(model="refuses", stdin="hello\n/exit\n")
+def test_a_template_that_refuses_a_message_does_not_end_the_conversation(chat: Call, tmp_path: Path) -> None:
+    (tmp_path / "refuses").write_text("{{ raise_exception('no talk') }}" + TEMPLATE)
+    outcome = chat("--chat-template-file", str(tmp_path / "refuses"), stdin="hello\n/exit\n")
     assert outcome.status == 0
     assert "no talk" in outcome.err and "Traceback" not in outcome.err
 
 
 def test_what_a_conversation_cannot_use_is_refused(chat: Call) -> None:
     cases = [
-        (chat(model="base", stdin="hello\n"), ["base", "no chat template", "outrider run"]),
+        (chat(model="target", stdin="hello\n"), ["target", "no chat template", "outrider run"]),
         (chat("-f", "x"), ["-f: outrider chat has no such option."]),
-        (chat("-i", "-f", "x", command="run"), ["--file: not available in a conversation"]),
         (chat(" "), ["prompt", "empty"]),
         (chat("hi", "-p", "ho"), ["PROMPT and -p"]),
     ]
@@ -163,12 +133,14 @@ def test_what_a_conversation_cannot_use_is_refused(chat: Call) -> None:
 # In a terminal
 
 
-def test_ctrl_c_ends_an_answer_and_then_the_conversation(terminal: Open) -> None:
-    program = terminal("chat", "--ignore-eos", "-n", "8000", "--no-lookup")
+def test_ctrl_c_ends_an_answer_and_then_the_conversation(terminal: Open, tmp_path: Path) -> None:
+    program = terminal(
+        "chat", "--ignore-eos", "-n", "8000", "--no-lookup", "--no-history", OUTRIDER_CACHE=str(tmp_path)
+    )
     program.wait_for(ASKS)
     program.type("hello\r")
     program.wait_for("hello")
-    program.wait_for_more(200)
+    program.wait_for(".{200}")
     program.type("\x03")
     program.wait_for("interrupted]")
     program.wait_for(ASKS)
@@ -181,105 +153,44 @@ def test_ctrl_c_ends_an_answer_and_then_the_conversation(terminal: Open) -> None
     program.type("\x03")
     program.wait_for("interrupted")
     assert program.close() == 130
+    assert not (tmp_path / "chat_history").exists()
 
 
-def test_ctrl_d_leaves(terminal: Open) -> None:
-    program = terminal("chat")
-    program.wait_for(ASKS)
-    program.type("\x04")
-    assert program.close() == 0
-
-
-def test_a_paste_of_any_size_is_one_message(terminal: Open, chat: Call, tmp_path: Path) -> None:
-    pasted = "a line of some words\n" * 200
-    program = terminal("chat", "-c", "8192", "-n", "4", OUTRIDER_CACHE=str(tmp_path))
-    program.wait_for(ASKS)
-    program.type(f"\x1b[200~{pasted}\x1b[201~\r")
-    shown = program.wait_for("prompt tokens")
+def test_what_is_typed_is_edited_and_kept_for_its_owner(terminal: Open, chat: Call, tmp_path: Path) -> None:
+    """A paste of any size, lines of one message, that message once more, and Ctrl-D."""
+    pasted = "the and the other and the\n" * 160
+    paste, lines, again = f"\x1b[200~{pasted}\x1b[201~\r", "three\x1b\rfour\r", "\x1b[A\x1b[A\r"
+    program = terminal("chat", "-c", "8192", "-n", "2", OUTRIDER_CACHE=str(tmp_path))
+    shown = []
+    for typed in (paste, "/reset\r", lines, "/reset\r", again):
+        program.wait_for(ASKS)
+        program.type(typed)
+        shown.append(program.wait_for("new conversation" if typed == "/reset\r" else "prompt tokens"))
     program.wait_for(ASKS)
     program.type("\x04")
     assert program.close() == 0 and "prompt tokens" not in program.shown
-    whole = json.loads(chat("--json", "-c", "8192", "-p", pasted, command="run").out)["prompt_tokens"]
-    assert f"0 of {whole} prompt tokens" in shown
-
-
-def test_it_is_said_that_a_long_prompt_is_being_read(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "_SHORT_S", -1.0)
-    console = Screen(stderr=True, force_terminal=True)
-    printer = TokenPrinter(cast(RunSettings, SimpleNamespace(show_source=False)), console)
-    decode = StepRecord(0, 1, "decode", 1025, 1, Draft(), 0, (7,), DraftWork(), 0, 0, 0, 0, 0)
-    reading = replace(decode, kind="prefill", num_evaluated=512, tokens=())
-    with stream.Reading(printer) as status:
-        status.note(reading)
-        status.note(reading)
-        time.sleep(0.2)  # it is drawn now and then
-        status.note(decode)
-        shown = capsys.readouterr().err
-        status.note(decode)
-    assert "reading the prompt: 1,024 tokens so far" in shown and shown.endswith("\x1b[?25h\r\x1b[1A\x1b[2K")
-    assert capsys.readouterr().err == ""
-
-
-def test_several_lines_are_typed_as_one_message(terminal: Open, chat: Call, tmp_path: Path) -> None:
-    program = terminal("chat", "-n", "2", OUTRIDER_CACHE=str(tmp_path))
-    program.wait_for(ASKS)
-    program.type("three\x1b\rfour\r")
-    shown = program.wait_for("prompt tokens")
-    program.wait_for(ASKS)
-    program.type("\x04")
-    assert program.close() == 0
-    whole = json.loads(chat("--json", "-p", "three\nfour", command="run").out)["prompt_tokens"]
-    assert f"0 of {whole} prompt tokens" in shown
-
-
-@pytest.mark.parametrize("options", [(), ("--no-history",)])
-def test_what_was_typed_is_kept_for_its_owner(
-    terminal: Open, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    program = terminal("chat", "-n", "2", *options, OUTRIDER_CACHE=str(tmp_path))
-    program.wait_for(ASKS)
-    program.type("/explain\r")
-    program.wait_for("no answer yet")
-    program.wait_for(ASKS)
-    program.type("\x1b[A\r")  # the last line once more
-    program.wait_for("no answer yet")
-    program.wait_for(ASKS)
-    program.type("\x04")
-    assert program.close() == 0
+    wholes = [
+        json.loads(chat("--json", "-c", "8192", "-p", text, model="long", command="run").out)["prompt_tokens"]
+        for text in (pasted, "three\nfour")
+    ]
+    for place, whole in ((0, wholes[0]), (2, wholes[1]), (4, wholes[1])):
+        assert f" of {whole} prompt tokens" in shown[place]
     history = tmp_path / "chat_history"
-    assert history.exists() == (not options)
-    if history.exists():
-        assert history.stat().st_mode & 0o777 == 0o600 and "/explain" in history.read_text()
+    assert history.stat().st_mode & 0o777 == 0o600 and "+four" in history.read_text()
 
 
-def test_a_terminal_is_asked_for_the_prompt(terminal: Open) -> None:
-    program = terminal("run", "-n", "4")
-    program.wait_for("prompt> ")
-    program.type("hello\n")
-    program.wait_for("token limit")
-    assert program.close() == 0
-
-
-def test_sources_are_coloured_and_control_characters_are_not_shown(terminal: Open) -> None:
-    program = terminal(
-        "run", "--show-source", "--policy", "fixed", "--ignore-eos", "-n", "200", "the and the and the and"
-    )
-    shown = program.wait_for("models")
-    program.wait_for("speed-up")
-    assert program.close() == 0
-    legend, text = shown.split("lookup", 1)
-    assert "tokens by:" in legend
-    assert "\x1b[36m" in text  # a token by lookup
-    codes = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+@pytest.mark.parametrize("is_coloured", [True, False])
+def test_sources_are_coloured_and_control_characters_are_not_shown(
+    chat: Call, monkeypatch: pytest.MonkeyPatch, is_coloured: bool
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    if not is_coloured:
+        monkeypatch.setenv("NO_COLOR", "1")
+    arguments = ("--show-source", "--policy", "fixed", "--ignore-eos", "-n", "200", "the and the and the and")
+    outcome = chat(*arguments, command="run")
+    assert outcome.status == 0 and "reading the prompt" in outcome.err
+    assert ("tokens by:" in outcome.err) == ("\x1b[36m" in outcome.out) == is_coloured  # a token by lookup
+    assert ("needs a terminal with colours" in outcome.err) == (not is_coloured)
+    codes = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", outcome.out)
     assert not [c for c in codes if ord(c) < 32 and c not in "\r\n\t"]
-
-
-def test_no_color_is_respected(terminal: Open) -> None:
-    program = terminal(
-        "run", "--show-source", "--policy", "fixed", "-n", "8", "the and the and", NO_COLOR="1"
-    )
-    shown = program.wait_for("speed-up")
-    assert program.close() == 0
-    assert "\x1b[36m" not in shown and "\x1b[32m" not in shown

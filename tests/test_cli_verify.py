@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_helpers import TEMPLATE, Call, Outcome
+from cli_helpers import Call, Outcome
 from outrider.cli import verify as command
 from outrider.cli.settings import VerifySettings
 from outrider.core.params import Verification
@@ -15,7 +15,6 @@ from outrider.lab.certify.certificate import BESIDE, REPEATED
 from outrider.lab.certify.sampled import CertifyPlan
 from outrider.models.embedded import EMBEDDED_NAME
 from outrider.models.hub import cache_dir
-from tiny_gguf import write_tiny
 
 EMBEDDED = cache_dir() / "models" / EMBEDDED_NAME
 RECORD = json.dumps(
@@ -28,21 +27,13 @@ RECORD = json.dumps(
 )
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    write_tiny(folder / "target.gguf", chat_template=TEMPLATE)
-    write_tiny(folder / "draft.gguf", noise=0.3, chat_template=TEMPLATE)
-    return folder
-
-
 @pytest.fixture
 def verify(outrider: Call, monkeypatch: pytest.MonkeyPatch, models: Path, tmp_path: Path) -> Call:
     """The command with the tiny pair, in a folder of its own, with far fewer samples than --quick takes, and
     one rule of the three."""
     monkeypatch.chdir(tmp_path)
     make_plan = command.make_plan
-    pair = ("-m", str(models / "target.gguf"), "-md", str(models / "draft.gguf"))
+    pair = ("-m", str(models / "chat.gguf"), "-md", str(models / "draft.gguf"))
 
     def run(*arguments: str, stdin: str = "", samples: int = 30) -> Outcome:
         def small(settings: VerifySettings, verification: Verification) -> CertifyPlan:
@@ -80,17 +71,6 @@ def test_an_injected_fault_fails(verify: Call, tmp_path: Path) -> None:
     assert document["plan"]["fault"] == "no-residual" and document["reasons"]
 
 
-@pytest.mark.slow
-def test_a_small_error_of_the_acceptance_ratio_is_found_and_the_power_is_said(verify: Call) -> None:
-    sound = verify("--json", samples=80)
-    power = json.loads(sound.out)["detectable_acceptance_error"]
-    assert sound.status == 0 and 0 < power < 0.2  # of a few hundred decisions of a tiny pair
-    broken = verify("--inject", f"acceptance={1 + 2 * power:.3f}", samples=80)
-    said = " ".join(broken.out.split())
-    assert broken.status == 1 and "token rule, acceptance: p =" in said
-    assert "is found with probability 0.95" in said
-
-
 def test_bit_equal_text_is_the_stronger_verdict(verify: Call) -> None:
     document = json.loads(verify("--bitwise", "--rule", "auto", "--json", "-p", "a b", "-p", "c").out)
     assert document["verdict"] == "holds" and document["kind"] == "bit-equal"
@@ -101,25 +81,19 @@ def test_bit_equal_text_is_the_stronger_verdict(verify: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "verdict"),
-    [
-        (["-n", "1"], 0, "HOLDS, BUT NO TEXT MET A DRAFT"),
-        (["--draft-max", "0"], 0, "HOLDS, BUT NOTHING WAS SPECULATED"),
-    ],
+    ("arguments", "verdict"),
+    [("-n 1", "HOLDS, BUT NO TEXT MET A DRAFT"), ("--draft-max 0", "HOLDS, BUT NOTHING WAS SPECULATED")],
 )
-def test_a_verdict_says_what_it_is_worth(
-    verify: Call, arguments: list[str], status: int, verdict: str
-) -> None:
-    outcome = verify(*arguments)
-    assert outcome.status == status and outcome.out.startswith(verdict), outcome.out
+def test_a_verdict_says_what_it_is_worth(verify: Call, arguments: str, verdict: str) -> None:
+    outcome = verify(*arguments.split())
+    assert outcome.status == 0 and outcome.out.startswith(verdict), outcome.out
 
 
 def test_prompts_come_from_lines(verify: Call, tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("one\n\ntwo\r\n")
     small = ("--json", "--draft-max", "0")
-    assert json.loads(verify("-f", "p.txt", *small).out)["prompts"] == ["one", "two"]
-    piped = verify("-f", "-", "-p", "zero", *small, stdin="one\n")
-    assert json.loads(piped.out)["prompts"] == ["zero", "one"]
+    given = json.loads(verify("-f", "p.txt", "-p", "zero", *small).out)["prompts"]
+    assert given == ["zero", "one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +101,7 @@ def test_prompts_come_from_lines(verify: Call, tmp_path: Path) -> None:
     [
         (["--inject", "sloppy"], "'sloppy' is not a known fault"),
         (["--rule", "best"], "--rule: best cannot be used"),
-        (["-n", "0"], "-n 0"),
+        (["-n", "0"], "--predict: 0 cannot be used"),
         (["--seed", "-3"], "--seed: -3 cannot be used"),
         (["-p", ""], "prompt 1: it is empty"),
         (["-f", "absent.txt"], "absent.txt: no such file"),
@@ -155,27 +129,17 @@ def test_what_cannot_run_is_one_message(
 # Constrained outputs
 
 
-@pytest.mark.parametrize("mode", ["exact", pytest.param("canonical", marks=pytest.mark.slow)])
-def test_a_sound_pair_holds_under_a_schema(verify: Call, tmp_path: Path, mode: str) -> None:
-    outcome = verify("-n", "24", "-j", RECORD, "--fast-forward", mode, "-o", "c.json", samples=60)
+def test_a_sound_pair_holds_under_a_schema(verify: Call, tmp_path: Path) -> None:
+    outcome = verify("-n", "24", "-j", RECORD, "-o", "c.json", samples=60)
     assert outcome.status == 0, outcome.out + outcome.err
     shown = " ".join(outcome.out.split())
     assert "structure JSON of a schema, spaced" in shown and "HOLDS" in shown
-    assert ("exact relative to the canonical tokenization" in shown) == (mode == "canonical")
     document = json.loads((tmp_path / "c.json").read_text())
     assert document["plan"]["grammar"]["text"] == RECORD
-    assert document["settings"]["grammar"]["fast_forward"] == mode
     assert document["counts"]["drafted_tokens"] > 0
     tests = document["sampled"]
     assert any("forced text" in test["setting"] for test in tests)
     assert all(test["cells"] > 1 for test in tests)
-
-
-def test_a_broken_mask_is_found(verify: Call) -> None:
-    choices = ("--choice", "a bad idea", "--choice", "a good idea")
-    outcome = verify("-n", "24", *choices, "--inject", "unmasked-drafts", samples=60)
-    assert outcome.status == 1 and outcome.out.startswith("DOES NOT HOLD")
-    assert "impossible texts" in " ".join(outcome.out.split())
 
 
 needs_embedded = pytest.mark.skipif(not EMBEDDED.exists(), reason="`outrider run` fetches it; tests do not")

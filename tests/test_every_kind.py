@@ -18,7 +18,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from backends import FILES, IK, MAINLINE, NATIVE, Native, over
-from cli_helpers import call
+from cli_helpers import Call
 from engines import GREEDY, asked
 from kinds import KINDS
 from outrider.cli import verify
@@ -230,7 +230,7 @@ def test_the_certificate_of_a_command_holds(
     kind: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],
+    outrider: Call,
 ) -> None:
     """Greedy texts, texts of a seed, and samples against the distribution that plain decoding has."""
     made, make_plan = KINDS[kind], verify.make_plan
@@ -244,10 +244,10 @@ def test_the_certificate_of_a_command_holds(
     arguments += ["--no-swa-full"] if not made.full_window else []
     arguments += ["-p", "the river and the road " * 3, "-p", "a b c d a b c d"]
     monkeypatch.chdir(tmp_path)
-    outcome = call(monkeypatch, capfdbinary, *map(str, arguments))
+    outcome = outrider(*map(str, arguments))
     assert outcome.status == 0, outcome.err
     document = json.loads(outcome.out)
     assert document["verdict"] == "holds" and document["speculates"] is True
-    outcome = call(monkeypatch, capfdbinary, *map(str, arguments), "--inject", "short-rewind")
+    outcome = outrider(*map(str, arguments), "--inject", "short-rewind")
     assert outcome.status == 1, outcome.err
     assert json.loads(outcome.out)["verdict"] == "does not hold"

@@ -1,7 +1,7 @@
 """A model's own head as `check`, `bench` and `costs` measure it, on tiny models of random weights."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_helpers import TEMPLATE, Outcome, call
+from cli_helpers import TEMPLATE, Call
 from engines import GREEDY, asked
 from head_files import with_good_head, write_files
 from llama_cpp_models import TEXT
@@ -38,7 +38,6 @@ from recordings import FLAT, SMALL, curve
 from tiny_gguf import write_tiny
 
 OPTIONS = LoadOptions(backend="llama.cpp", threads=1, cache_type_k="f32", cache_type_v="f32")
-Call = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module", params=["qwen35", "glm4moe", "eagle3 llama", "mtp qwen35", "dflash llama"])
@@ -171,11 +170,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], models: Path) -> Call:
+def program(monkeypatch: pytest.MonkeyPatch, outrider: Call, models: Path) -> Call:
     """A command among the tiny models, whose costs are measured once."""
     monkeypatch.chdir(models)
     monkeypatch.setenv("OUTRIDER_CACHE", str(models / "cache"))
-    return lambda *arguments: call(monkeypatch, capfdbinary, *arguments)
+    return outrider
 
 
 CHECK = ("check", "target.gguf", "-t", "1", "--seconds", "1", "--prompts", "prompts.jsonl")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 
-from adapters import write_adapter
 from backends import FILES, IK, MAINLINE, NATIVE
-from cli_helpers import TEMPLATE, Outcome, call
+from cli_helpers import TEMPLATE, Call, Outcome
 from outrider.backends.gguf.devices import (
     device_array,
     experts_on_host,
@@ -27,7 +27,7 @@ from outrider.backends.gguf.memory import Contexts, place_layers, what_would_fit
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.tuning.curves import subject_of
-from outrider.cli.llama_options import translate
+from outrider.cli.line import Line
 from outrider.cli.plans import load_options
 from outrider.cli.settings import RunSettings
 from outrider.core.data import Logits, Span
@@ -35,7 +35,25 @@ from outrider.core.errors import BackendError, ModelFileError, SettingError
 from outrider.core.notices import collect_notices
 from outrider.core.schema import settings_of
 from outrider.models.gguf import Layer, Layout
-from tiny_gguf import write_tiny
+from tiny_gguf import WIDTH, write_tiny
+
+
+def write_adapter(path: Path, *, seed: int = 0, size: float = 0.05, width: int = WIDTH) -> Path:
+    """Write an adapter of the first layer's attention output, whose product is about `size` large."""
+    random = np.random.default_rng(seed)
+    writer = GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 2.0)
+    for part, shape in (("a", (2, width)), ("b", (width, 2))):
+        values = random.normal(0, size**0.5, shape).astype(np.float32)
+        writer.add_tensor(f"blk.0.attn_output.weight.lora_{part}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
 
 TEXT = (5, 6, 7, 8, 9)
 
@@ -337,18 +355,10 @@ def options_of(line: str) -> LoadOptions:
     return _both(line)[0]
 
 
-def _both(line: str) -> tuple[LoadOptions, LoadOptions]:
-    settings = settings_of(RunSettings)
-    words, notices = translate("run", line.split(), settings)
-    assert not notices
-    by_flag = {flag: made for made in settings.values() for f in made.flags for flag in f.split("/")}
-    given: dict[str, Any] = {}
-    rest = iter(words)
-    for word in rest:
-        made = by_flag[word]
-        value: Any = not word.startswith("--no-") if made.kind is bool else next(rest)
-        given[made.name] = [*given.get(made.name, []), value] if made.is_list else value
-    parsed = RunSettings.model_validate(given)
+def _both(words: str) -> tuple[LoadOptions, LoadOptions]:
+    line = Line("run", words.split(), settings_of(RunSettings))
+    assert not line.notices
+    parsed = RunSettings.model_validate(line.values())
     return load_options(parsed), load_options(parsed, draft=True)
 
 
@@ -435,11 +445,11 @@ def test_a_split_that_a_library_lacks_is_refused(model: Path) -> None:
 
 
 def test_a_chat_template_and_an_adapter_of_ones_own_and_options_without_effect(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    model: Path, tmp_path: Path, outrider: Call
 ) -> None:
     def run(*arguments: str) -> Outcome:
         line = ("run", "-m", str(model), "-n", "12", "--temp", "0", "-t", "1", "-q", "-p", "hello")
-        return call(monkeypatch, capfdbinary, *line, "--policy", "fixed", *arguments)
+        return outrider(*line, "--policy", "fixed", *arguments)
 
     template, broken = tmp_path / "chat.jinja", tmp_path / "broken.jinja"
     template.write_text(TEMPLATE)
@@ -463,9 +473,7 @@ def test_a_chat_template_and_an_adapter_of_ones_own_and_options_without_effect(
     assert "without effect" not in run("--raw", "-ngl", "0").said + run("--raw", "-ngl", "all").said
 
 
-def test_a_policy_without_its_draft_model_says_so(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_a_policy_without_its_draft_model_says_so(model: Path, outrider: Call) -> None:
     line = ("run", "-m", str(model), "-n", "4", "--raw", "-t", "1", "-p", "hi", "--spec-type", "draft-mtp")
-    done = call(monkeypatch, capfdbinary, *line)
+    done = outrider(*line)
     assert done.status == 0 and "no draft model is loaded, and the policy asks for one alone" in done.said

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gguf import LlamaFileType
 
-from cli_helpers import COMMAND, ROOT, call, environment
+from cli_helpers import COMMAND, ROOT, Call, environment
 from llama_cpp_models import SMALL, TEXT
 from outrider.backends.gguf import quantizer
 from outrider.backends.gguf.model import Weights
@@ -310,9 +310,7 @@ def test_a_program_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.S
         program.send_signal(number)
         said = program.communicate()[1]
     assert program.returncode == status
-    assert number != signal.SIGINT or said.endswith(
-        "interrupted: the file that was being written is removed\n"
-    )
+    assert number != signal.SIGINT or said.endswith("\ninterrupted\n")
     deadline = time.monotonic() + 20
     while not only(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -346,13 +344,9 @@ def test_names_without_their_quantization() -> None:
 # The command
 
 
-def test_the_command_makes_files_beside_their_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_the_command_makes_files_beside_their_source(tmp_path: Path, outrider: Call) -> None:
     path = write_tiny(tmp_path / "tiny-q4_1.gguf", file_type=LlamaFileType.MOSTLY_Q4_1)
-    done = call(
-        monkeypatch, capfdbinary, "quantize", str(path), "--to", "Q8_0,f16", "--to", "q8_0", "-t", "1"
-    )
+    done = outrider("quantize", str(path), "--to", "Q8_0,f16", "--to", "q8_0", "-t", "1")
     assert done.status == 0
     assert only(tmp_path, "tiny-q4_1.gguf", "tiny-q8_0.gguf", "tiny-f16.gguf")
     lines = done.out.splitlines()
@@ -362,20 +356,18 @@ def test_the_command_makes_files_beside_their_source(
     assert lines[3].split()[:2] == ["tiny-f16.gguf", "F16"]
     assert [line.split(":")[0] for line in done.notes.splitlines()] == ["tiny-q8_0.gguf", "tiny-f16.gguf"]
 
-    again = call(monkeypatch, capfdbinary, "quantize", str(path), "--to", "BF16,Q8_0")
+    again = outrider("quantize", str(path), "--to", "BF16,Q8_0")
     assert again.status == 2 and "tiny-q8_0.gguf: it exists" in again.err
     assert not (tmp_path / "tiny-bf16.gguf").exists()
 
 
-def test_the_command_says_that_a_source_is_quantized(
-    q8: Quantized, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_the_command_says_that_a_source_is_quantized(q8: Quantized, tmp_path: Path, outrider: Call) -> None:
     words = ("quantize", str(q8.path), "--to", "F16", "--out", str(tmp_path / "new" / "folder"), "-t", "1")
-    done = call(monkeypatch, capfdbinary, *words)
+    done = outrider(*words)
     assert done.status == 0 and (tmp_path / "new" / "folder" / "tiny.F16.gguf").exists()
     assert "note: tiny.Q8_0.gguf is itself quantized (Q8_0)" in done.err
 
-    done = call(monkeypatch, capfdbinary, *words, "--force", "--json")
+    done = outrider(*words, "--force", "--json")
     (file,) = json.loads(done.out)["files"]
     assert file["path"].endswith("tiny.F16.gguf") and file["tensor_types"] == {"F16": 1.0}
     assert file["file_bytes"] == Path(file["path"]).stat().st_size
@@ -387,22 +379,17 @@ def test_the_command_says_that_a_source_is_quantized(
         (["--to", ","], "--to: it names no type"),
         (["--to", "Q8_0,Q9"], "Q9: it is not a type"),
         (["--to", "F32"], "it is the source itself"),
-        (["--to", "Q8_0", "--out", "FILE"], "not a folder"),
+        (["--to", "Q8_0", "--out", "FILE"], "file: file exists. Check it, or name another."),
         (["--to", "Q8_0", "-t", "1000"], "threads: 1000"),
     ],
 )
 def test_what_the_command_refuses(
-    source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],
-    words: list[str],
-    said: str,
+    source: Path, tmp_path: Path, outrider: Call, words: list[str], said: str
 ) -> None:
     file = tmp_path / "file"
     file.touch()
     given: list[Any] = [str(file) if word == "FILE" else word for word in words]
-    done = call(monkeypatch, capfdbinary, "quantize", str(source), *given)
+    done = outrider("quantize", str(source), *given)
     assert done.status == 2 and done.out == ""
     assert said in done.err and "Traceback" not in done.err
     assert only(tmp_path, "file") and only(source.parent, source.name)

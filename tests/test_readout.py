@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engines import GREEDY, VOCABULARY, ScriptedDrafter, oracle
+from engines import GREEDY, PROMPT, VOCABULARY, ScriptedDrafter, language_model, model_drafter, oracle
 from outrider import Generation
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.cli.report import estimate_line, print_readout
@@ -20,6 +20,8 @@ from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
 from outrider.session.explain import Estimate, estimate_speedup, explain
 from outrider.session.readout import read_out
+from recordings import FLAT
+from simulated import Simulated
 
 
 def record(
@@ -307,3 +309,68 @@ def test_what_reading_the_prompt_took_is_no_part_of_what_was_chosen() -> None:
     choices = explain(steps, policy_of(steps)).choices
     assert choices["lookup"].seconds == pytest.approx(2 * step(drafts=True).total_s)
     assert choices["lookup"].steps == 2
+
+
+@pytest.mark.parametrize(("step_s", "row"), [(0.02, r"0: .* [0-9]+% of its tokens"), (0.3, r"0\s*$")])
+def test_why_a_draft_model_was_not_asked_is_said(step_s: float, row: str) -> None:
+    """Reading the prompt takes it too long here; the dearer one could not pay if it were always right."""
+    policy = Simulated(FLAT, step_s, prefill_s=100.0)
+    engine = Engine(language_model(), [model_drafter(random_logits(VOCABULARY.size, seed=1))], policy)
+    request = Request(PROMPT, GREEDY, max_tokens=12, ignore_end=True)
+    completion = engine.generate(request)
+    shown = io.StringIO()
+    console = Screen(file=shown, width=200)
+    print_readout(
+        console, read_out(completion), "target", "draft", explain(completion.records, policy), estimate=False
+    )
+    assert re.search(rf"^draft calls +{row}", shown.getvalue(), re.MULTILINE)
+    assert "estimated" not in shown.getvalue()
+
+
+# What people see beside it: rows, and how far something is
+
+
+def test_a_row_is_a_line_for_each_text_and_none_where_nothing_is_said() -> None:
+    shown = io.StringIO()
+    rows = [("one", "a"), ("two", ["b", "", "c [red]\x1b"]), ("three", None), ("four", ""), ("five", ())]
+    Screen(file=shown, width=80).rows(rows, width=4)
+    assert [line.split() for line in shown.getvalue().splitlines()] == [
+        ["one", "a"], ["two", "b"], ["c", "[red]"],
+    ]  # fmt: skip
+
+
+def test_progress_on_a_terminal_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = io.StringIO()
+    with Screen(file=shown, force_terminal=True, width=80).progress() as report:
+        report("running", 0.5, "a [red]name")
+    text = shown.getvalue()
+    assert "running" in text and "50%" in text and "[red]name" in text
+    assert capsys.readouterr().out == ""
+
+
+def test_progress_elsewhere_is_a_line_for_each_stage_and_every_ten_seconds() -> None:
+    shown, now_s = io.StringIO(), 0.0
+    with Screen(file=shown, width=80).progress(lambda: now_s) as report:
+        report("loading")
+        for second in range(25):
+            now_s = float(second)
+            report("running", second / 25, f"at {second}")
+        report("writing", 0.0)
+    assert shown.getvalue().splitlines() == [
+        "running: 0%, at 0",
+        "running: 40%, 15 s left, at 10",
+        "running: 80%, 5.0 s left, at 20",
+        "writing: 0%",
+    ]
+
+
+def test_the_time_left_follows_the_last_minutes() -> None:
+    shown, now_s = io.StringIO(), 0.0
+    with Screen(file=shown, width=80).progress(lambda: now_s) as report:
+        for part in (0.0, 0.5, 0.5):  # half of it was there already
+            now_s += 1.0
+            report("training", part)
+        for i in range(1, 301):
+            now_s += 1.0
+            report("training", 0.5 + i / 1000)
+    assert shown.getvalue().splitlines()[-1].startswith("training: 80%, 3 min 2"), "200 s, nearly"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
@@ -17,10 +18,11 @@ from packaging.requirements import Requirement
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
+import outrider
 from mutants import read_mutants
 from outrider.cli import commands
-from outrider.cli.commands import app
 from outrider.cli.help import CommandSpec
+from outrider.core.extras import MODULES
 from outrider.core.schema import Group
 from tiny_gguf import write_tiny
 
@@ -69,15 +71,15 @@ def test_an_example_that_generates_ends_and_gives_the_same_text_again() -> None:
 def test_the_program_takes_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     carried_out: list[Group] = []
 
-    def carry_out(_: CommandSpec, settings: Group) -> int:
+    def run(_: CommandSpec, settings: Group) -> int:
         carried_out.append(settings)
         return 0
 
-    monkeypatch.setattr(commands, "_carry_out", carry_out)
+    monkeypatch.setattr(commands, "_run", run)
     for page, line in COMMANDS:
         words = words_of(line)
         carried_out.clear()
-        assert app(words, prog_name="outrider") == 0, (page, line)
+        assert commands.carry_out(words) == 0, (page, line)
         assert carried_out or set(words) & {"--help", "-h", "--version"}
     named = {line.split()[0] for _, line in COMMANDS}
     assert len(COMMANDS) > 35 and named >= {"run", "serve", "check", "bench", "verify"}
@@ -121,6 +123,21 @@ def test_a_lock_holds_every_dependency_with_its_hashes(name: str, requirements: 
     for requirement in packages(requirements):
         for version in locked[requirement.name.replace("_", "-")]:
             assert requirement.specifier.contains(version), requirement
+
+
+def test_every_module_that_a_command_needs_is_brought_by_its_extra() -> None:
+    owners = packages_distributions()
+    for extra, modules in MODULES.items():
+        wanted = {
+            requirement.name.lower().replace("_", "-") for requirement in map(Requirement, EXTRAS[extra])
+        }
+        found = {owners.get(module, [module])[0].lower().replace("_", "-") for module in modules}
+        assert found == wanted, extra
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+)", changes, re.MULTILINE)[0] == outrider.__version__
 
 
 def test_what_has_to_be_compiled_is_in_a_lock_of_its_own() -> None:
@@ -167,23 +184,14 @@ def test_an_old_python_can_read_the_script_so_far() -> None:
 
 
 @pytest.mark.slow
-def test_a_first_decode_of_a_real_model_works(tmp_path: Path) -> None:
-    result = first_decode(write_tiny(tmp_path / "tiny.gguf"))
-    assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.slow
-def test_a_first_decode_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "text.gguf").write_text("no model")
-    result = first_decode(tmp_path / "text.gguf")
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == f"llama.cpp cannot load {tmp_path / 'text.gguf'}"
-
-
-def first_decode(model: Path) -> subprocess.CompletedProcess[str]:
+def test_a_first_decode_works_with_a_model_alone(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="`make test-all` builds it")
-    command = [sys.executable, str(ROOT / "scripts" / "first_decode.py"), str(model)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    (tmp_path / "text.gguf").write_text("no model")
+    for model, status in ((write_tiny(tmp_path / "tiny.gguf"), 0), (tmp_path / "text.gguf", 1)):
+        command = [sys.executable, str(ROOT / "scripts" / "first_decode.py"), str(model)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == status, done.stderr
+    assert done.stderr.splitlines()[-1] == f"llama.cpp cannot load {tmp_path / 'text.gguf'}"
 
 
 # The kept list of mutants (scripts/mutants.py) fits the sources; running it takes minutes, this does not

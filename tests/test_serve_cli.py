@@ -7,6 +7,7 @@ import socket
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -14,19 +15,15 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from cli_helpers import COMMAND, PATIENCE_S, TEMPLATE, Outcome, call, environment
+from cli_helpers import COMMAND, PATIENCE_S, TEMPLATE, Call, Outcome, environment
 from tiny_gguf import write_tiny
 
 KEY = "a-key-of-twenty-four-chars"
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
-    def run_(*arguments: str) -> Outcome:
-        return call(monkeypatch, capfdbinary, "serve", *arguments)
-
-    return run_
+def run(outrider: Call) -> Call:
+    return partial(outrider, "serve")
 
 
 def refused(outcome: Outcome) -> str:
@@ -36,12 +33,12 @@ def refused(outcome: Outcome) -> str:
     return outcome.err.removeprefix("error: ").strip()
 
 
-def test_others_are_let_in_only_with_a_key_or_on_purpose(run: Run) -> None:
+def test_others_are_let_in_only_with_a_key_or_on_purpose(run: Call) -> None:
     message = refused(run("--host", "0.0.0.0"))
     assert "it has no key" in message and "OUTRIDER_API_KEY" in message and "--no-auth" in message
 
 
-def test_what_is_wrong_is_found_before_a_model_is_loaded(run: Run, tmp_path: Path) -> None:
+def test_what_is_wrong_is_found_before_a_model_is_loaded(run: Call, tmp_path: Path) -> None:
     missing = ("-m", str(tmp_path / "none.gguf"), "--port", "0")
     keys = tmp_path / "keys.toml"
     keys.write_text("[[key]]\nname = 'anna'\nkey = 'short'\n")
@@ -61,7 +58,7 @@ def test_what_is_wrong_is_found_before_a_model_is_loaded(run: Run, tmp_path: Pat
 
 
 def test_the_settings_in_force_are_printed_and_can_be_read_back(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("OUTRIDER_API_KEY", KEY)
     monkeypatch.setenv("OUTRIDER_HOST", "0.0.0.0")

@@ -16,10 +16,8 @@ from unittest.mock import patch
 
 from cli_helpers import TEMPLATE
 from golden.normal import normal, rounded, shape
-from outrider.backends.gguf.model import Weights
-from outrider.backends.rewinding import RewindSupport
 from outrider.cli.main import main
-from tiny_gguf import MERGES, write_tiny
+from tiny_gguf import write_tiny
 
 __all__ = ["bench", "check", "costs", "plan", "program", "runs", "tiny_models", "verify"]
 
@@ -117,24 +115,11 @@ def plan() -> Any:
 
 
 def check() -> Any:
-    """`check` of a pair, of lookup alone, of another tokenizer, and of a target that cannot rewind."""
+    """`check` of a pair."""
     kept = ("tokenizers", "kind", "parameters", "active_parameters", "architecture", "schema", "workloads")
     with tiny_models() as folder:
-        write_tiny(folder / "foreign.gguf", merges=[merge[::-1] for merge in MERGES])
-        write_tiny(folder / "recurrent.gguf", arch="mamba")
         options = (*_MACHINE, "--seconds", "1", "--prompts", _prompts(folder), "--json")
-        found = {
-            name: shape(program("check", *models, *options), kept)
-            for name, models in {
-                "pair": ("target.gguf", "draft.gguf"),
-                "lookup alone": ("target.gguf",),
-                "another tokenizer": ("target.gguf", "foreign.gguf"),
-                "checkpoints": ("recurrent.gguf",),
-            }.items()
-        }
-        with patch.object(Weights, "_try_checkpoints", lambda _self: RewindSupport("none")):
-            refused = program("check", "recurrent.gguf", "draft.gguf", *options)
-        return found | {"no rewinding": shape(refused, kept)}
+        return shape(program("check", "target.gguf", "draft.gguf", *options), kept)
 
 
 def verify() -> Any:

@@ -5,7 +5,6 @@ Those are replaced by their type, so that keys and structure are still compared.
 
 import json
 import re
-from collections.abc import Iterator
 from difflib import unified_diff
 from typing import Any
 
@@ -89,29 +88,8 @@ def pretty(value: Any) -> str:
 
 
 def difference(name: str, stored: Any, found: Any, max_lines: int = 60) -> str:
-    """What differs: the keys first, then the lines; empty where nothing does."""
-    if stored == found:
-        return ""
-    places = list(_places(stored, found, ""))
-    lines = list(
-        unified_diff(pretty(stored).splitlines(), pretty(found).splitlines(), "stored", "found", n=2)
-    )
+    """The lines that differ from what is stored; empty where none do."""
+    documents = (pretty(document).splitlines() for document in (stored, found))
+    lines = list(unified_diff(*documents, f"stored/{name}.json", "found", n=2, lineterm=""))
     cut = [f"… and {len(lines) - max_lines} more lines"] if len(lines) > max_lines else []
-    keys = [f"  {place}" for place in places[:20]] + (["  …"] if len(places) > 20 else [])
-    return "\n".join([f"{name}.json differs at {len(places)} keys:", *keys, *lines[:max_lines], *cut])
-
-
-def _places(stored: Any, found: Any, at: str) -> Iterator[str]:
-    """The keys at which two documents part."""
-    if isinstance(stored, dict) and isinstance(found, dict):
-        for key in sorted({*stored, *found}):
-            place = f"{at}.{key}".removeprefix(".")
-            if key not in found or key not in stored:
-                yield f"{place} ({'no longer there' if key in stored else 'new'})"
-            else:
-                yield from _places(stored[key], found[key], place)
-    elif isinstance(stored, list) and isinstance(found, list) and len(stored) == len(found):
-        for i, (one, other) in enumerate(zip(stored, found, strict=True)):
-            yield from _places(one, other, f"{at}[{i}]")
-    elif stored != found:
-        yield at
+    return "\n".join(lines[:max_lines] + cut)

@@ -1,50 +1,29 @@
-"""What users name: commands, options, variables, settings of files, endpoints, names of the package."""
+"""What users name: commands, options, variables, settings of files, endpoints."""
 
 import tomllib
 from collections.abc import Iterator
-from contextlib import suppress
-from inspect import signature
 from typing import Any
 
-import typer
-
-import outrider
 from golden.api import serve
-from outrider.cli.commands import app
+from outrider.cli.help import COMMANDS, load
+from outrider.core.schema import Setting, settings_of
 from outrider.lab.bench.plan import SweepPlan
 from outrider.server.settings import Configuration, ServeSettings, as_toml
 
-__all__ = ["commands", "endpoints", "package", "settings"]
-
-
-_SUBCOMMANDS = ("bench report", "bench export")
+__all__ = ["commands", "endpoints", "settings"]
 
 
 def commands() -> Any:
     """Every command with its options: all their names, and the default of each."""
-    group: Any = typer.main.get_command(app)
-    context = group.make_context("outrider", [], resilient_parsing=True)
-    found = {"": _options(group)}
-    for name in (*group.list_commands(context), *_SUBCOMMANDS):
-        command, words = group, name.split()
-        while words and hasattr(command, "resolve_command"):
-            _, command, words = command.resolve_command(context, words)
-        found[name] = _options(command)
-    return found
+    return {
+        name: {made.flag: _option(made) for made in settings_of(load(spec.settings)).values()}
+        for name, spec in COMMANDS.items()
+    }
 
 
-def _options(command: Any) -> dict[str, str]:
-    """By the longest name: the other names, those that switch it off, and the default."""
-    return {max(param.opts, key=len): _option(param) for param in command.params}
-
-
-def _option(param: Any) -> str:
-    others = sorted({*param.opts, *param.secondary_opts} - {max(param.opts, key=len)})
-    parts = [param.param_type_name, *others, f"default {_plain(param.default)}"]
-    parts += ["repeats"] if getattr(param, "multiple", False) or param.nargs == -1 else []
-    parts += ["required"] if param.required else []
-    parts += [f"variable {param.envvar}"] if getattr(param, "envvar", None) else []
-    return ", ".join(parts)
+def _option(made: Setting) -> str:
+    parts = [*sorted({*made.names} - {made.flag}), f"default {_plain(made.default)}"]
+    return ", ".join(parts + ["repeats"] * made.is_list + ["required"] * made.is_required)
 
 
 def _plain(value: Any) -> str:
@@ -101,27 +80,3 @@ def _paths(schema: Any, schemas: Any, at: str, seen: tuple[str, ...]) -> Iterato
         place = f"{at}.{name}".removeprefix(".")
         yield place
         yield from _paths(inner, schemas, place, seen)
-
-
-def package() -> Any:
-    """The public names of the package: their public members, and the parameters of what can be called."""
-    return {name: _members(getattr(outrider, name)) for name in sorted(outrider.__all__)}
-
-
-def _members(value: Any) -> dict[str, str]:
-    found = {}
-    if callable(value):
-        found["()"] = _parameters(value)
-    if isinstance(value, type) and not issubclass(value, BaseException):
-        members = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
-        found |= {
-            f".{name}": _parameters(member) if callable(member) else "value"
-            for name, member in members.items()
-        }
-    return found
-
-
-def _parameters(value: Any) -> str:
-    with suppress(TypeError, ValueError):
-        return f"({' '.join(signature(value).parameters)})"
-    return "(…)"

@@ -12,13 +12,14 @@ from rich.text import Text
 from outrider.backends.gguf.log import show_log
 from outrider.cli.bench_settings import BenchSettings, ExportSettings, ReportSettings
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import INTERRUPTED, readable, write, write_json
+from outrider.cli.output import INTERRUPTED, write, write_json
 from outrider.cli.plans import hub_options, load_options
 from outrider.cli.screen import Screen
 from outrider.core.errors import SettingError
 from outrider.core.extras import require_extra
 from outrider.core.files import check_writable
 from outrider.core.notices import collect_notices
+from outrider.core.numbers import readable
 from outrider.costs.store import import_costs
 from outrider.lab.bench import figures
 from outrider.lab.bench.figures import Best

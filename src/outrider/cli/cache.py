@@ -7,12 +7,10 @@ from pathlib import Path
 
 from rich.text import Text
 
-from outrider.cli.output import readable, write_json
 from outrider.cli.screen import Screen
 from outrider.cli.settings import CacheSettings
 from outrider.core.errors import SettingError
-from outrider.core.files import reason_of
-from outrider.core.numbers import counted, gigabytes
+from outrider.core.numbers import counted, gigabytes, readable
 from outrider.models.hub import HubOptions, cache_dir
 
 _KINDS = {
@@ -39,10 +37,6 @@ def cache(settings: CacheSettings) -> int:
     sizes = {name: _size(path) for name, path in found.items()}
     for name in names:
         _remove(found.pop(name))
-    if settings.print_json:
-        kept = {name: {"files": sizes[name][0], "bytes": sizes[name][1]} for name in found}
-        write_json({"folder": str(folder), "kept": kept, "removed": names})
-        return 0
     console = Screen()
     if names:
         console.say(f"removed: {', '.join(names)}")
@@ -61,10 +55,7 @@ def _size(path: Path) -> tuple[int, int]:
 
 
 def _remove(path: Path) -> None:
-    try:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    except OSError as error:
-        raise SettingError(str(path), reason_of(error), "Check its permissions.") from error
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.plans import RunPlan, load_pair, open_session, plan_run
-from outrider.cli.prompt import ask, read_prompt
-from outrider.cli.report import explanation_of, print_explanation, print_incomplete
+from outrider.cli.prompt import read_line, read_prompt
+from outrider.cli.report import ENDED, explanation_of, print_explanation, print_incomplete
 from outrider.cli.screen import Screen
-from outrider.cli.settings import ChatSettings, TextSettings
+from outrider.cli.settings import TextSettings
 from outrider.cli.stream import TokenPrinter, show
 from outrider.core.data import Completion
-from outrider.core.errors import ConstraintError, InputError, PromptError, SettingError
-from outrider.core.schema import settings_of
+from outrider.core.errors import ConstraintError, InputError, PromptError
 from outrider.models.hub import cache_dir
 from outrider.session import Message, Session
 from outrider.session.generation import Generation
@@ -32,10 +31,7 @@ _HELP = (
 def chat(settings: TextSettings) -> int:
     """Hold a conversation until its end; returns the exit status."""
     errors = Screen(stderr=True)
-    for name in sorted(settings.model_fields_set - ChatSettings.model_fields.keys()):
-        flag = settings_of(type(settings))[name].flag
-        raise SettingError(flag, "not available in a conversation", "Leave it out, or use outrider run.")
-    plan, first = plan_run(settings, "the messages"), None
+    plan, first = plan_run(settings), None
     if settings.prompt_argument is not None or settings.prompt is not None:
         first = read_prompt(settings.prompt_argument, settings.prompt, None, escape=settings.escape)
     pair = load_pair(plan.pair, errors)
@@ -66,7 +62,7 @@ class _Conversation:
         self._printer = TokenPrinter(plan.settings, errors)
 
     def hold(self) -> None:
-        read: Callable[[str], str] = ask
+        read = read_line
         if is_typed := sys.stdin.isatty():
             read = _line_editor(cache_dir() / "chat_history" if self._plan.settings.history else None)
         with suppress(EOFError):
@@ -74,12 +70,12 @@ class _Conversation:
                 if is_typed:
                     self._errors.print()
                 try:
-                    line = read("> ")
+                    line = read()
                 except KeyboardInterrupt:
                     if not is_typed:
                         raise
                     self._note("Ctrl-C once more, Ctrl-D or /exit: leave.")
-                    line = read("> ")
+                    line = read()
                 if line.startswith("/"):
                     self._carry_out(line.strip())
                 elif line.strip():
@@ -125,17 +121,12 @@ class _Conversation:
 
     def _print_summary(self, completion: Completion) -> None:
         readout = read_out(completion)
-        ended = {"length": "; token limit", "cancelled": "; interrupted"}.get(readout.finish_reason, "")
+        ended = f"; {ENDED[readout.finish_reason]}" if readout.finish_reason in ENDED else ""
         self._note(
             f"[{readout.generated_tokens} tokens, {readout.tokens_per_s:.1f} tokens/s, "
             f"{readout.tokens_per_target_call:.2f} per target call; "
             f"{readout.reused_tokens} of {readout.prompt_tokens} prompt tokens kept{ended}]"
         )
-        if readout.finish_reason == "context":
-            self._warn(
-                f"The context of {self._session.target.context_length} tokens is full. "
-                "/reset starts a new conversation; a larger context (-c) holds a longer one."
-            )
 
     def _note(self, text: str) -> None:
         self._errors.say(text, "dim")
@@ -144,7 +135,7 @@ class _Conversation:
         self._errors.say(text, "yellow")
 
 
-def _line_editor(history: Path | None) -> Callable[[str], str]:
+def _line_editor(history: Path | None) -> Callable[[], str]:
     """Reads messages from the terminal: pasted text of any size, several lines, and a history that only its
     owner can read. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C on an empty line."""
     from prompt_toolkit import PromptSession  # loads slowly
@@ -173,5 +164,5 @@ def _line_editor(history: Path | None) -> Callable[[str], str]:
             kept = FileHistory(history)
     # What is typed is not part of an answer that is written to a file.
     output = create_output(stdout=sys.stdout if sys.stdout.isatty() else sys.stderr)
-    session = PromptSession[str](key_bindings=keys, history=kept, output=output, enable_suspend=True)
+    session = PromptSession[str]("> ", key_bindings=keys, history=kept, output=output, enable_suspend=True)
     return session.prompt

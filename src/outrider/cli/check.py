@@ -9,10 +9,10 @@ from rich.text import Text
 
 from outrider.backends.gguf.log import show_log
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import readable, write_json
+from outrider.cli.output import write_json
 from outrider.cli.plans import hub_options, load_options
 from outrider.cli.screen import Rows, Screen
-from outrider.cli.settings import CheckSettings
+from outrider.cli.settings import CheckSettings, TrimSettings
 from outrider.core.contracts import RewindKind
 from outrider.core.numbers import (
     NOTHING,
@@ -21,6 +21,7 @@ from outrider.core.numbers import (
     gigabytes,
     milliseconds,
     percent,
+    readable,
     short_count,
     speedup,
 )
@@ -48,14 +49,12 @@ def check(settings: CheckSettings) -> int:
     elif not references:
         here = find_drafts(target.card, hub, settings.target)
         references, found = [str(card.path) for card in here.drafts[:_MAX_FOUND]], here.files
-    options = load_options(settings)
-    heads = [head] if options.heads and (head := own_head(target)) else []
+    heads = [head] if settings.mtp and (head := own_head(target)) else []
     drafts = [*find_models(references, hub=hub, taken=[*heads, target]), *heads]
-    loader = Loader(options, load_options(settings, draft=True), hub, settings.ctx_size)
     show_log(settings.verbose)
     with LoadInterrupt(), errors.progress() as progress:
         report = check_pair(
-            target, drafts, workloads, loader, progress, seconds=settings.seconds, found=found
+            target, drafts, workloads, loader(settings), progress, seconds=settings.seconds, found=found
         )
     errors.note(*report.notices)
     if settings.print_json:
@@ -63,6 +62,12 @@ def check(settings: CheckSettings) -> int:
     else:
         print_check(Screen(), report)
     return 0 if report.pays else 1
+
+
+def loader(settings: CheckSettings | TrimSettings) -> Loader:
+    """What loads the models as the settings say."""
+    options = load_options(settings), load_options(settings, draft=True)
+    return Loader(*options, hub_options(settings), settings.ctx_size)
 
 
 # A check as people read it.
@@ -133,10 +138,15 @@ def print_judged(console: Screen, report: Report) -> None:
 
 def _print_verdict(console: Screen, title: str, about: Rows, verdict: Verdict) -> None:
     console.say(title, "bold")
-    sentence = Text(readable(verdict.sentence), _STYLES[verdict.outcome])
-    rows = [*about, ("verdict", sentence), ("try", [f"- {advice}" for advice in verdict.advice])]
+    rows = [*about, *verdict_rows(verdict)]
     console.rows([(f"  {name}", said) for name, said in rows], width=10, style="")
     console.print()
+
+
+def verdict_rows(verdict: Verdict) -> Rows:
+    """The sentence, and what to try instead."""
+    sentence = Text(readable(verdict.sentence), _STYLES[verdict.outcome])
+    return [("verdict", sentence), ("try", [f"- {advice}" for advice in verdict.advice])]
 
 
 def _about(draft: DraftReport, report: Report) -> Rows:

@@ -10,15 +10,16 @@ from typing import Any
 from outrider.backends.gguf.log import show_log
 from outrider.backends.tuning.curves import Loaded, costs_of, subject_of
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import readable, write_json
+from outrider.cli.output import write_json
 from outrider.cli.plans import draft_reference, hub_options, load_options, target_reference
 from outrider.cli.screen import Report, Screen
 from outrider.cli.settings import CostsSettings
 from outrider.core.files import check_writable
 from outrider.core.notices import collect_notices, notify
+from outrider.core.numbers import readable
 from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.costs.calibrate import Rows
-from outrider.costs.expected_speed import StepCosts, best_call
+from outrider.costs.expected_speed import StepCosts
 from outrider.costs.store import PairCosts, export_costs
 from outrider.session import Pair, SessionOptions
 
@@ -27,7 +28,6 @@ _LONGEST_CONTEXT_TOKENS = 8192 + 64
 _SHOWN = (*range(1, 13), 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 _DRAFTED = (1, 2, 4, 8)
 _LONG_CONTEXT_TOKENS = 4096
-_ACCEPTANCES = (0.5, 0.7, 0.9)
 
 
 def costs(settings: CostsSettings) -> int:
@@ -93,9 +93,6 @@ def print_costs(console: Screen, pair: PairCosts) -> None:
     columns = len(head) if pair.draft else len(head) - 1
     console.table(head[:columns], [row[:columns] for row in rows])
     console.say("(the share of drafted tokens that must be accepted if those before were)", "dim")
-    calls_s = target.calls_s(MAX_TOKENS, context=0)
-    best = ", ".join(f"{best_call(calls_s, a) - 1} at {a:.0%}" for a in _ACCEPTANCES)
-    console.print(f"best length of a free draft: {best} acceptance")
     if pair.draft is not None:
         ratio = pair.draft.call_s(1, context=0) / target.call_s(1, context=0)
         console.print(f"a draft token costs {ratio:.2f} of a target call")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider.cli.prompt import encodable
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError, SettingError
 from outrider.core.files import decoded, reason_of
@@ -17,25 +15,17 @@ from outrider.core.settings import Structure
 MAX_BYTES = 1_000_000
 """Larger schemas and grammars are refused unread; none that people write is nearly as large."""
 
-_STDIN = "-"
 
-
-def read_grammar(settings: Structure, stdin_gives: str | None = None) -> Grammar | None:
-    """The grammar that the settings ask for, read from its file or standard input; None without one.
-
-    `stdin_gives` names what else needs standard input. Raises SettingError for settings that do not go
-    together, GrammarError for what cannot be read or is not a grammar.
-    """
+def read_grammar(settings: Structure) -> Grammar | None:
+    """The grammar that the settings ask for; None without one. Raises SettingError for settings that do not
+    go together, GrammarError for what cannot be read or is not a grammar."""
     flag = _check(settings)
     if flag is None:
         return None
-    if stdin_gives is not None and _STDIN in (settings.json_schema, settings.grammar):
-        why = f"standard input gives {stdin_gives} already"
-        raise SettingError(f"{flag} {_STDIN}", why, f"Name a file, or give {stdin_gives} another way.")
     kind, text = _kind_and_text(settings)  # what reads grammars loads slowly, and few runs need it
     grammar = Grammar(
         kind=kind,
-        text=encodable(text, flag),
+        text=text,
         style=settings.json_style or "spaced",
         lenient=settings.lenient_schema,
         after=settings.constrain_after,
@@ -47,7 +37,7 @@ def read_grammar(settings: Structure, stdin_gives: str | None = None) -> Grammar
         lark_source(grammar)  # what needs no vocabulary is refused before a model is loaded
     except GrammarError as error:
         given = settings.json_schema or settings.grammar
-        if given in (None, text, _STDIN):
+        if given in (None, text):
             raise
         raise GrammarError(f"{error.what} in {given}", error.why, error.way_out) from None
     return grammar
@@ -79,9 +69,6 @@ def _check(settings: Structure) -> str | None:
                 f"{flag} does not use it" if flag else "it says how output is limited, and nothing limits it"
             )
             raise SettingError(name, why, f"Leave it out, or give {' or '.join(to)}.")
-    if settings.constrain_after == "":
-        raise SettingError("--constrain-after", "it is empty", "Leave it out: all of the output is limited.")
-    encodable(settings.constrain_after or "", "--constrain-after")
     return flag
 
 
@@ -107,13 +94,10 @@ def _kind_and_text(settings: Structure) -> tuple[GrammarKind, str]:
 def _read(given: str, what: str, flag: str) -> str:
     if not given.strip():
         raise GrammarError(flag, "it is empty", f"It takes {_FORMS[flag]}.")
-    place = f"{what} {'standard input' if given == _STDIN else given}"
+    place = f"{what} {given}"
     try:
-        if given == _STDIN:
-            data = sys.stdin.buffer.read(MAX_BYTES + 1)
-        else:
-            with Path(given).open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
+        with Path(given).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         raise GrammarError(place, reason_of(error), f"{flag} takes {_FORMS[flag]}.") from error
     if len(data) > MAX_BYTES:
@@ -126,6 +110,6 @@ def _read(given: str, what: str, flag: str) -> str:
 
 
 _FORMS = {
-    "--json-schema": "a file, - for standard input, or the schema itself: {…}, true or false",
-    "--grammar": "a file, - for standard input, or a GBNF grammar itself: root ::= …",
+    "--json-schema": "a file, or the schema itself: {…}, true or false",
+    "--grammar": "a file, or a GBNF grammar itself: root ::= …",
 }

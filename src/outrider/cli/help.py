@@ -1,23 +1,22 @@
-"""The commands of the program, and the help of each. No parser is needed for it: they load slowly."""
+"""The commands of the program, and the help of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import pairwise
 from shutil import get_terminal_size
 from textwrap import fill, wrap
 from typing import Any
 
+import outrider
 from outrider.core.schema import Setting, settings_of
 
-HELP = ("-h", "--help", "--help-all")
 _LONG = 40
 """The help of a command with more settings shows only the usual ones."""
 _USUAL = frozenset(
     """
-    prompt_argument prompt file system interactive predict stop model hf_repo model_draft hf_repo_draft
+    prompt_argument prompt file system predict stop model hf_repo model_draft hf_repo_draft
     ctx_size threads gpu_layers backend temp top_p seed json_schema grammar policy draft_max corpus prediction
     show_source compare explain quiet print_json offline verbose host port api_key alias models_dir
     max_running config print_config log_prompts targets drafts workload prompts repetitions minutes out quick
@@ -54,14 +53,14 @@ class CommandSpec:
 COMMANDS = {
     "run": CommandSpec("settings:RunSettings", "run:run", _RUN),
     "chat": CommandSpec(
-        "settings:ChatSettings",
+        "settings:TextSettings",
         "chat:chat",
         "Hold a conversation; its KV is kept between turns.",
     ),
     "verify": CommandSpec(
         "settings:VerifySettings",
         "verify:verify",
-        "Test that speculation does not change the output, and write a certificate.",
+        "Test that speculation (without --policy: of fixed lengths) does not change the output.",
     ),
     "costs": CommandSpec(
         "settings:CostsSettings",
@@ -83,7 +82,7 @@ COMMANDS = {
         "Find out within a minute whether a draft model, or lookup alone, pays on this machine.",
     ),
     "plan": CommandSpec(
-        "plan_settings:PlanSettings",
+        "settings:PlanSettings",
         "plan:plan",
         "Predict what a pair would do on other hardware, and write the command for another engine.",
     ),
@@ -128,16 +127,13 @@ def load(place: str) -> Any:
     )
 
 
-def asked_for(arguments: Sequence[str]) -> str | None:
-    """The help of a command where its line asks for it, before a `--` and not as an option's value."""
-    name = next((name for name in (" ".join(arguments[:2]), *arguments[:1]) if name in COMMANDS), None)
-    rest = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    if name is None or not any(word in HELP for word in rest):
-        return None
-    settings = settings_of(load(COMMANDS[name].settings)).values()
-    valued = {flag for setting in settings if setting.kind is not bool for flag in setting.names}
-    asked = [word for before, word in pairwise(rest) if word in HELP and before not in valued]
-    return help_of(name, everything="--help-all" in asked) if asked else None
+def help_of_program() -> str:
+    """All commands, each with the first line of its help."""
+    commands = [(name, spec.help.partition("\n")[0]) for name, spec in COMMANDS.items()]
+    options = [("--version", "Show the version."), ("-h, --help", "Show this, or the help of a command.")]
+    about = (outrider.__doc__ or "").partition("\n")[0]
+    usage = ("Usage: outrider COMMAND [OPTIONS]", "", f"  {about}", "")
+    return "\n".join((*usage, *_rows(commands, _WIDTH), "", *_rows(options, _WIDTH)))
 
 
 def help_of(name: str, *, everything: bool) -> str:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from outrider.cli.help import asked_for
-from outrider.cli.output import USAGE_ERROR, leave, open_streams, readable, write
+from outrider.cli.commands import carry_out
+from outrider.cli.output import USAGE_ERROR, leave, open_streams
 from outrider.core.errors import OutriderError
 from outrider.core.files import reason_of
+from outrider.core.numbers import readable
 
 
 def main() -> None:
     """Run the program. Errors become one message and exit status 2."""
     open_streams()
     try:
-        if (shown := asked_for(sys.argv[1:])) is not None:
-            write(shown + "\n")
-            sys.exit(0)
-        from outrider.cli.commands import app  # loads slowly
-
-        sys.exit(app(prog_name="outrider"))
+        sys.exit(carry_out(sys.argv[1:]))
     except OutriderError as error:
         what = str(error)
     except OSError as error:

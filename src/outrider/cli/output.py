@@ -23,14 +23,6 @@ INCOMPLETE = 3
 USAGE_ERROR = 2
 """exit status after an error that the user can fix"""
 
-# All but line breaks and tabs.
-_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
-
-
-def readable(text: str) -> str:
-    """The text without control characters, which models, file names and GGUF files may contain."""
-    return text.translate(_CONTROLS)
-
 
 def write(text: str) -> None:
     """Write to standard output at once. Raises SettingError when it takes no more (a full disk)."""
@@ -44,7 +36,7 @@ def write_json(value: Any) -> None:
 
 
 class _Stream:
-    """A standard stream, for rich and typer too. The program ends when the reader has left; a result that
+    """A standard stream, for rich too. The program ends when the reader has left; a result that
     cannot be written is an error, a message is lost."""
 
     def __init__(self, stream: TextIO, *, has_results: bool) -> None:
@@ -64,7 +56,7 @@ class _Stream:
     def _attempt(self, act: Callable[[], object]) -> None:
         try:
             act()
-        except BrokenPipeError:  # by typer's status, 1, some commands say what they found
+        except BrokenPipeError:  # by Python's status, 1, some commands say what they found
             leave(PIPE_CLOSED)
         except OSError as error:
             if self._has_results:

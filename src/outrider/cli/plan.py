@@ -8,12 +8,13 @@ from typing import Any
 
 from rich.text import Text
 
-from outrider.cli.output import readable, write, write_json
-from outrider.cli.plan_settings import PlanSettings
+from outrider.cli.output import write, write_json
 from outrider.cli.screen import Cell, Rows, Screen
+from outrider.cli.settings import PlanSettings
 from outrider.core import numbers
 from outrider.core.errors import SettingError
 from outrider.core.notices import collect_notices
+from outrider.core.numbers import readable
 from outrider.lab.plan.acceptance import (
     ALL,
     Acceptance,

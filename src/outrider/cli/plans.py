@@ -15,7 +15,6 @@ from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.options import ALL_LAYERS, LoadOptions
 from outrider.cli.grammar import read_grammar
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.prompt import encodable
 from outrider.cli.screen import Screen
 from outrider.cli.settings import RunSettings, TextSettings
 from outrider.core.data import Grammar, Request
@@ -24,10 +23,10 @@ from outrider.core.files import list_files, read_text
 from outrider.core.params import NO_DRAFT, Drafting, SamplingParams, Verification
 from outrider.core.schema import values_for
 from outrider.core.settings import (
-    DraftModel,
     DraftSources,
     Hub,
     Loading,
+    Models,
     PairSettings,
     Sampling,
     Target,
@@ -98,9 +97,8 @@ class RunPlan:
         )
 
 
-def plan_run(settings: TextSettings, stdin_gives: str | None) -> RunPlan:
-    """The plan of `run` or `chat`. `stdin_gives` names what else needs standard input. Raises SettingError,
-    PromptError or GrammarError."""
+def plan_run(settings: TextSettings) -> RunPlan:
+    """The plan of `run` or `chat`. Raises SettingError or GrammarError."""
     sampling = _sampling(settings)
     pair = plan_pair(settings, greedy=sampling.is_greedy)
     notices = list(pair.notices)
@@ -111,13 +109,12 @@ def plan_run(settings: TextSettings, stdin_gives: str | None) -> RunPlan:
         notices.append("-n -2: an answer ends with its text, at the latest with the context")
     verification = pair.verification.seeded(sampling)
     pair = replace(pair, verification=verification, notices=tuple(notices))
-    encodable(settings.system or "", "system message")
-    if "" in settings.stop:
-        raise SettingError("-r", "an empty text would end every answer at once", "Leave it out.")
     if settings.explain and not drafts:
         raise SettingError("--explain", "nothing is drafted, so there is nothing to explain", "Leave it out.")
-    max_tokens = _max_tokens(settings.predict)
-    grammar = read_grammar(settings, stdin_gives)
+    if settings.predict == 0:
+        raise SettingError("-n 0", "it asks for nothing", "Give 1 or more, or -1 for no limit.")
+    max_tokens = settings.predict if settings.predict > 0 else None
+    grammar = read_grammar(settings)
     if grammar is not None and settings.ignore_eos:
         why = "an output that is limited ends when it is complete"
         raise SettingError("--ignore-eos", why, "Leave it out.")
@@ -130,6 +127,8 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
     verification = Verification(settings.rule, sources.draft_sampling)
     draft = draft_reference(settings)
     notices: list[str] = []
+    if settings.policy is None and (given := _fixed_lengths(settings)):
+        notices.append(f"{' and '.join(given)}: lengths of drafts are fixed; without, Outrider chooses them")
     if settings.policy in ("plain", "lookup") or settings.draft_max == 0:
         if draft not in (None, NO_DRAFT):
             why = "--draft-max 0" if settings.draft_max == 0 else f"--policy {settings.policy}"
@@ -165,15 +164,19 @@ def _sampling(settings: Sampling) -> SamplingParams:
     return sampling_params(settings, seed=None if settings.seed == -1 else settings.seed, **given)
 
 
+def _fixed_lengths(settings: PairSettings) -> list[str]:
+    """The settings that are given of those which only fixed lengths have."""
+    given = {"--draft-min": settings.draft_min, "--draft-p-min": settings.draft_p_min}
+    return [flag for flag, value in given.items() if value is not None]
+
+
 def drafting_policy(settings: PairSettings) -> FixedPolicy | Drafting:
     """Who drafts, and how far; --draft-min and --draft-p-min imply fixed lengths. Raises SettingError."""
-    fixed_only = settings.draft_min is not None or settings.draft_p_min is not None
-    kind = settings.policy or ("fixed" if fixed_only else "auto")
-    if fixed_only and kind != "fixed":
-        flag = "--draft-min" if settings.draft_min is not None else "--draft-p-min"
-        raise SettingError(
-            flag, f"--policy {kind} decides by itself", "Leave it out, or give --policy fixed."
-        )
+    given = _fixed_lengths(settings)
+    kind = settings.policy or ("fixed" if given else "auto")
+    if given and kind != "fixed":
+        why = f"--policy {kind} decides by itself"
+        raise SettingError(given[0], why, "Leave it out, or give --policy fixed.")
     if kind == "plain" or (kind != "fixed" and settings.draft_max == 0):
         return FixedPolicy(draft_max=0)
     if kind == "fixed":
@@ -191,7 +194,7 @@ def target_reference(settings: Target) -> str | None:
     return _reference(settings.model, settings.hf_repo, "-m", "-hf")
 
 
-def draft_reference(settings: DraftModel) -> str | None:
+def draft_reference(settings: Models) -> str | None:
     """The draft as one reference; None if none is named. Raises SettingError."""
     return _reference(settings.model_draft, settings.hf_repo_draft, "-md", "-hfd")
 
@@ -218,13 +221,6 @@ def _template(path: Path | None) -> str | None:
     except InputError as error:
         raise SettingError(str(path), error.why, "Correct it there.") from None
     return text
-
-
-def _max_tokens(predict: int) -> int | None:
-    if predict < -2 or predict == 0:
-        why = "it asks for nothing" if predict == 0 else "not a number of tokens"
-        raise SettingError(f"-n {predict}", why, "Give 1 or more, or -1 for no limit.")
-    return predict if predict > 0 else None
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -1,10 +1,9 @@
-"""Where the prompt comes from: an argument, a file, standard input or a question."""
+"""Where the prompt comes from: an argument, a file or standard input."""
 
 from __future__ import annotations
 
 import re
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from outrider.core.errors import PromptError, SettingError
@@ -28,17 +27,15 @@ def read_prompt(argument: str | None, option: str | None, file: Path | None, *, 
         text = unescape(option) if escape else option
     elif argument is not None:
         text = argument
-    elif file is not None and str(file) != "-":
+    elif file is not None:
         text = read_file(file)
-    elif file is None and sys.stdin.isatty():
+    elif sys.stdin.isatty():
         text = ""
-        with suppress(EOFError):
-            text = ask("prompt> ")
     else:
         text = _without_break(decoded(sys.stdin.buffer.read(), "standard input", PromptError))
     if not text.strip():
         raise PromptError("prompt", "it is empty", "Give some text (-p, -f, or standard input).")
-    return encodable(text, "prompt")
+    return text
 
 
 def unescape(text: str) -> str:
@@ -50,26 +47,19 @@ def unescape(text: str) -> str:
     return _ESCAPES.sub(lambda match: _SIMPLE.get(match[1]) or chr(int(match[1][1:], 16)), text)
 
 
-def ask(question: str) -> str:
-    """A line from standard input; the question is shown to a person, but not written to piped output.
-
-    Raises EOFError at its end, PromptError for what is not UTF-8.
-    """
-    if sys.stdin.isatty() and not sys.stdout.isatty():
-        sys.stderr.write(question)
-        sys.stderr.flush()
-        question = ""
+def read_line() -> str:
+    """A line of standard input. Raises EOFError at its end, PromptError for what is not UTF-8."""
     try:
-        return encodable(input(question if sys.stdin.isatty() else ""), "standard input")
-    except UnicodeDecodeError as error:
+        line = input()
+        line.encode()
+        return line
+    except UnicodeError as error:
         raise PromptError("standard input", "it is not UTF-8", "Convert it to UTF-8 first.") from error
 
 
 def read_prediction(path: Path) -> str:
     """A file with the expected answer. Raises PromptError if it is empty, unreadable or not text."""
     text = read_file(path)
-    if "\0" in text:
-        raise PromptError(str(path), "it is not text (it holds zero bytes)", "Name a text file.")
     if not text.strip():
         raise PromptError(str(path), "it is empty", "Name a file with the expected answer.")
     return text
@@ -82,15 +72,3 @@ def read_file(path: Path) -> str:
 
 def _without_break(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
-
-
-def encodable(text: str, name: str) -> str:
-    """Return the text. Raises PromptError if it cannot be UTF-8: arguments in another encoding contain lone
-    surrogates."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            name, f"character {error.start} is not UTF-8", "Convert it to UTF-8 first."
-        ) from error
-    return text

@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from outrider.backends.gguf.quantizer import Quantized, check_output, quantize, read_type, requantizing
-from outrider.cli.output import INTERRUPTED, write_json
+from outrider.cli.output import write_json
 from outrider.cli.plans import hub_options
 from outrider.cli.screen import Screen
 from outrider.cli.settings import QuantizeSettings
 from outrider.core.errors import SettingError
-from outrider.core.files import reason_of
 from outrider.core.numbers import gigabytes
 from outrider.models.embedded import embedded_default
 from outrider.models.reference import requantized_name, resolve
@@ -32,15 +31,11 @@ def quantize_model(settings: QuantizeSettings) -> int:
     if warning := requantizing(source):
         errors.note(warning)
     made = []
-    try:
-        for to, output in outputs.items():
-            with errors.progress() as report:
-                progress = partial(report, output.name)
-                made.append(quantize(source, to, output, threads=threads, force=force, progress=progress))
-            errors.say(f"{output.name}: {gigabytes(made[-1].file_bytes)}, {made[-1].seconds:.1f} s")
-    except KeyboardInterrupt:
-        errors.print("\ninterrupted: the file that was being written is removed")
-        return INTERRUPTED
+    for to, output in outputs.items():
+        with errors.progress() as report:
+            progress = partial(report, output.name)
+            made.append(quantize(source, to, output, threads=threads, force=force, progress=progress))
+        errors.say(f"{output.name}: {gigabytes(made[-1].file_bytes)}, {made[-1].seconds:.1f} s")
     if settings.print_json:
         files = [asdict(one) | {"path": str(one.path), "source": str(one.source)} for one in made]
         write_json({"source": str(source), "files": files})
@@ -60,11 +55,7 @@ def _folder(settings: QuantizeSettings, source: Path) -> Path:
     if settings.out is None:
         is_local = settings.model is not None and not settings.model.startswith("hf:")
         return source.parent if is_local else Path()
-    try:
-        settings.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"not a folder, and none can be made there ({reason_of(error)})"
-        raise SettingError(f"--out {settings.out}", reason, "Name another.") from error
+    settings.out.mkdir(parents=True, exist_ok=True)
     return settings.out
 
 

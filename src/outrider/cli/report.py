@@ -17,7 +17,7 @@ from outrider.drafters.registry import DRAFTERS
 from outrider.lab.comparison import Comparison
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FORCED
-from outrider.session import Pair, Session, settings_of
+from outrider.session import Session, settings_of
 from outrider.session.explain import Choices, Explanation, explain
 from outrider.session.readout import DrafterCounts, Readout, read_out
 
@@ -26,12 +26,12 @@ SOURCE_STYLES = {"target": "", **{kind.name: kind.color for kind in DRAFTERS}, "
 
 _NAMES = {**{kind.name: kind.title for kind in DRAFTERS}, "grammar": "forced text"}
 
-_CUT_OFF = {
-    "length": "the token limit (-n) cut it off",
+ENDED = {
+    "length": "token limit (-n)",
     "context": "the context is full, -c gives a larger one",
-    "cancelled": "it was interrupted",
-    "stop": "a stop text (-r) ended it",
+    "cancelled": "interrupted",
 }
+"""Why an answer ended before the model ended it"""
 
 
 def source_name(source: str) -> str:
@@ -44,8 +44,7 @@ def print_incomplete(console: Screen, completion: Completion, grammar: Grammar |
     if grammar is None or completion.is_complete:
         return
     what = "JSON" if grammar.kind in ("json_schema", "json") else "text"
-    why = _CUT_OFF.get(completion.finish_reason, completion.finish_reason)
-    console.note(f"the {what} is incomplete: {why}")
+    console.note(f"the {what} is incomplete: {ENDED.get(completion.finish_reason, 'a stop text (-r)')}")
 
 
 def print_legend(console: Screen) -> None:
@@ -107,11 +106,6 @@ def print_readout(
     console.rows(rows)
 
 
-def library_line(pair: Pair, session: Session) -> str:
-    """The library that runs the models, why it was chosen, and whether text is bit-equal."""
-    return pair.target.library_line + ("; bit-equal text" if session.bitwise else "")
-
-
 def explanation_of(session: Session, completion: Completion) -> Explanation | None:
     """The automatic policy's explanation; None under another one."""
     policy = session.engine.policy
@@ -142,12 +136,8 @@ def _prompt_line(readout: Readout) -> str:
 
 
 def _answer_line(readout: Readout, *, limited: bool) -> str:
-    ended = {
-        "stop": "complete" if limited and readout.complete else "it ended by itself",
-        "length": "token limit (-n)",
-        "context": "the context is full, -c gives a larger one",
-        "cancelled": "interrupted",
-    }[readout.finish_reason]
+    by_itself = "complete" if limited and readout.complete else "it ended by itself"
+    ended = ENDED.get(readout.finish_reason, by_itself)
     return (
         f"{counted(readout.generated_tokens, 'token')} in {time(readout.decode_s)} "
         f"({readout.tokens_per_s:.1f} tokens/s); {ended}"
@@ -226,11 +216,6 @@ def _equality_line(comparison: Comparison, deterministic: bool) -> str:
 
 # `--explain`
 
-_FORCED_TEXT = (
-    "where a grammar leaves no choice, text is drafted without a model; the target accepts it unless it "
-    "spells the text with other tokens"
-)
-
 
 def print_explanation(console: Screen, explanation: Explanation) -> None:
     """The costs of calls, the acceptance needed and reached, and the choices."""
@@ -252,7 +237,6 @@ def print_explanation(console: Screen, explanation: Explanation) -> None:
         [
             ("lookup pays", break_even_line(explanation.break_even_lookup)),
             ("draft pays", draft_pays),
-            ("forced text", _FORCED_TEXT if FORCED in explanation.acceptance else None),
             ("accepted", accepted),
             ("chosen", chosen or "nothing"),
             ("speed-up", estimate_line(explanation)),

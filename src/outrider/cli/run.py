@@ -11,7 +11,6 @@ from outrider.cli.report import (
     as_json,
     explanation_of,
     failure_as_json,
-    library_line,
     print_comparison,
     print_explanation,
     print_incomplete,
@@ -32,7 +31,7 @@ from outrider.session.readout import read_out
 def run(settings: RunSettings) -> int:
     """Generate once; returns the exit status."""
     errors = Screen(stderr=True)
-    plan = plan_run(settings, "the prompt" if settings.prompt_is_piped else None)
+    plan = plan_run(settings)
     prompt = read_prompt(settings.prompt_argument, settings.prompt, settings.file, escape=settings.escape)
     prediction = read_prediction(settings.prediction) if settings.prediction else None
     pair = load_pair(plan.pair, errors)
@@ -47,11 +46,11 @@ def run(settings: RunSettings) -> int:
         if settings.compare and is_over:
             comparison = _compare(settings, session, request, completion, errors)
             is_over = comparison is not None
+        shown = comparison.speculative_completion if comparison else completion
         if settings.print_json:
-            run = comparison.speculative_completion if comparison else completion
-            write_json(as_json(settings, session, request, run, comparison))
+            write_json(as_json(settings, session, request, shown, comparison))
         else:
-            _report(settings, pair, session, request, comparison or completion, errors)
+            _report(settings, pair, session, request, shown, comparison, errors)
         if not settings.quiet and isinstance(session.engine.policy, AutoPolicy):
             errors.note(*session.engine.policy.notices)  # found out while generating
         is_provisional = session.is_provisional
@@ -109,24 +108,23 @@ def _report(
     pair: Pair,
     session: Session,
     request: Request,
-    done: Completion | Comparison,
+    completion: Completion,
+    comparison: Comparison | None,
     errors: Screen,
 ) -> None:
-    comparison = done if isinstance(done, Comparison) else None
-    run = done.speculative_completion if isinstance(done, Comparison) else done
-    explanation = explanation_of(session, run)
-    print_incomplete(errors, run, request.grammar)
+    explanation = explanation_of(session, completion)
+    print_incomplete(errors, completion, request.grammar)
     if not settings.quiet:
         errors.print()
         print_readout(
             errors,
-            comparison.speculative if comparison else read_out(run),
+            comparison.speculative if comparison else read_out(completion),
             pair.target.name,
             pair.draft_name,
             explanation,
             request.grammar,
             estimate=comparison is None,  # it has nothing to add to a measurement
-            library=library_line(pair, session),
+            library=pair.target.library_line + ("; bit-equal text" if session.bitwise else ""),
         )
         if comparison:
             keeps_text = request.verification.keeps_text(greedy=request.sampling.is_greedy)

@@ -14,8 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from outrider.cli.output import readable
-from outrider.core.numbers import digits, duration
+from outrider.core.numbers import digits, duration, readable
 
 Cell: TypeAlias = str | Text
 Rows: TypeAlias = Iterable[tuple[str, Cell | Sequence[Cell] | None]]

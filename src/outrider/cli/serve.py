@@ -160,20 +160,8 @@ def _overview(settings: ServeSettings, ring: KeyRing, address: str) -> dict[str,
     return {
         "address": f"{address}/v1" + (f", page at {address}/" if settings.page else ", no page"),
         "access": _access(settings, ring),
-        **_cache(settings),
         **({"log": "requests, with their bodies"} if settings.log_prompts else {}),
     }
-
-
-def _cache(settings: ServeSettings) -> dict[str, str]:
-    places = [] if not settings.cache_ram else ["memory, without a limit"]
-    if settings.cache_ram > 0:
-        places = [f"{settings.cache_ram} MiB of memory"]
-    if settings.cache_dir is not None:
-        places.append(f"{settings.cache_dir}, up to {settings.cache_disk:g} GiB")
-    if not places:
-        return {}
-    return {"KV": f"what leaves the cache goes to {' and to '.join(places)}"}
 
 
 def _access(settings: ServeSettings, ring: KeyRing) -> str:

@@ -7,11 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from outrider.core.params import PolicyName
-from outrider.core.schema import Count, Group, Natural, argument, setting, with_default
+from outrider.core.schema import Count, Group, Natural, NonEmpty, argument, setting
 from outrider.core.settings import (
     Context,
-    Drafting,
     DraftSources,
     Hub,
     JsonOutput,
@@ -33,10 +31,11 @@ class TextSettings(PairSettings, Reasoning, Sampling, Structure, DraftSources, p
     prompt: str | None = setting(None, "The prompt.", "-p")
     system: str | None = setting(None, "System message.", "-sys")
     escape: bool = setting(True, r"Interpret \n, \t and other escapes in -p.", "--escape/--no-escape -e")
-    predict: int = setting(-1, "Tokens to generate; -1: until the model ends.", "-n --predict --n-predict")
-    stop: list[str] = setting([], "Stop before this text (repeatable).", "-r --stop --reverse-prompt")
+    predict: Annotated[int, Field(ge=-2)] = setting(
+        -1, "Tokens to generate; -1: until the model ends.", "-n --predict --n-predict"
+    )
+    stop: list[NonEmpty] = setting([], "Stop before this text (repeatable).", "-r --stop --reverse-prompt")
     ignore_eos: bool = setting(False, "Continue after end-of-generation tokens.")
-    interactive: bool = setting(False, "Hold a conversation, as outrider chat does.", "-i")
     history: bool = setting(True, "Remember what you type in a conversation.")
     show_source: bool = setting(False, "Colour each token by who drafted it.", panel="Output")
     explain: bool = setting(False, "Show what was chosen, and why.", panel="Output")
@@ -46,7 +45,7 @@ class TextSettings(PairSettings, Reasoning, Sampling, Structure, DraftSources, p
 class RunSettings(TextSettings, JsonOutput, panel="Prompt and text"):
     """Those of `run`."""
 
-    file: Path | None = setting(None, "Read the prompt from a file (- for stdin).", "-f")
+    file: Path | None = setting(None, "Read the prompt from a file.", "-f")
     raw: bool = setting(False, "Continue the prompt as it is, without a chat template.")
     prediction: Path | None = setting(
         None,
@@ -58,32 +57,16 @@ class RunSettings(TextSettings, JsonOutput, panel="Prompt and text"):
     )
     repetitions: Count = setting(3, "Runs of each kind for --compare.", panel="Output")
 
-    @property
-    def prompt_is_piped(self) -> bool:
-        from_file = self.file is None or str(self.file) == "-"
-        return self.prompt_argument is None and self.prompt is None and from_file
-
-
-_FIRST_MESSAGE = "The first message."
-
-
-class ChatSettings(TextSettings):
-    """Those of `chat`."""
-
-    prompt_argument: str | None = argument(None, _FIRST_MESSAGE, "PROMPT")
-    prompt: str | None = setting(None, _FIRST_MESSAGE, "-p")
-
 
 class VerifySettings(PairSettings, Structure, JsonOutput, panel="Prompt and text"):
     """Those of `verify`."""
 
     prompts: list[str] = setting([], "A prompt (repeatable). None: a built-in set.", "-p --prompt")
-    prompts_file: Path | None = setting(None, "A file of prompts, one a line (- for stdin).", "-f --file")
+    prompts_file: Path | None = setting(None, "A file of prompts, one a line.", "-f --file")
     raw: bool = setting(False, "Continue the prompt as it is, without a chat template.")
-    tokens: int | None = setting(None, "Tokens to generate for each prompt.", "-n --predict --n-predict")
+    tokens: Count | None = setting(None, "Tokens to generate for each prompt.", "-n --predict --n-predict")
     quick: bool = setting(False, "Fewer prompts, tokens and samples: under a minute.")
     test_seed: Natural = setting(0, "Seed of all tests: the outcome repeats.", "-s --seed", panel="Sampling")
-    policy: PolicyName | None = with_default(Drafting, "policy", "fixed")
     inject: str | None = setting(
         None,
         "Break the rule, to see the tests fail: no-residual, argmax-draft, reused-random, kept-rejected "
@@ -198,9 +181,64 @@ class SetupSettings(Group, panel="Libraries"):
     force: bool = setting(False, "With --native or --cuda: compile again what is there.")
 
 
-class CacheSettings(JsonOutput):
+class CacheSettings(Group):
     """Those of `cache`."""
 
     remove: list[str] = setting(
         [], "Remove this kind, as listed (repeatable); all: everything that is listed.", "KIND"
+    )
+
+
+_TEXTS = "What is generated"
+
+
+class PlanSettings(JsonOutput):
+    """Those of `plan`."""
+
+    target: str | None = setting(
+        None,
+        "Target: a known name such as qwen2.5-coder-32b or qwen3-8b:q8_0; or a GGUF file.",
+        "-m --target --model MODEL",
+        panel="Models",
+    )
+    drafts: list[str] = setting(
+        [],
+        "Draft, named likewise (repeatable); mtp, eagle or eagle3: a head on the target; none: lookup "
+        "alone. Default: all known ones that could draft for the target.",
+        "-md --draft --model-draft MODEL",
+        panel="Models",
+    )
+    on: str | None = setting(
+        None, "Hardware, and how many: 3090, RTX 4090, h100x8. --list shows all.", "NAME", panel="Where"
+    )
+    hardware: Path | None = setting(
+        None, "TOML with more hardware, models or types of weights.", panel="Where"
+    )
+    batch: str | None = setting(
+        None,
+        "Sequences at once, several by commas. Default: 1 where llama.cpp is usual, 1,8,32 elsewhere.",
+        "N",
+        panel=_TEXTS,
+    )
+    context: Count = setting(4096, "Tokens of each sequence.", "-c --context", panel=_TEXTS)
+    kv_type: str = setting("f16", "Type of K and V: f16, q8_0, q4_0.", "TYPE", panel=_TEXTS)
+    workload: str | None = setting(
+        None,
+        "Bundled acceptance of a kind of text: all (the default), chat, code, edits, json, summaries, "
+        "retrieval or reasoning.",
+        "NAME",
+        panel=_TEXTS,
+    )
+    acceptance: list[str] = setting(
+        [],
+        "Acceptance of each drafted token: 0.8, or by position 0.8,0.6,0.5; lookup=0.5; DRAFT=0.7 "
+        "(repeatable).",
+        "[WHO=]P",
+        panel=_TEXTS,
+    )
+    export: str | None = setting(
+        None, "Start command of vllm or llama-server for the plan.", "ENGINE", panel="Output"
+    )
+    list_known: bool = setting(
+        False, "Show the hardware and models that are known.", "--list", panel="Output"
     )

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-import typer
-
-from outrider.cli.output import INTERRUPTED, readable, write
+from outrider.cli.output import write
 from outrider.cli.screen import Screen
 from outrider.cli.settings import SetupSettings
 from outrider.core.errors import SettingError
-from outrider.core.numbers import duration, gigabytes
+from outrider.core.numbers import duration, gigabytes, readable
 
 _STAGES = {
     "model": "fetching the default model, which the build is tried with",
@@ -34,14 +32,10 @@ def setup(settings: SetupSettings) -> int:
     if not (settings.native or settings.cuda):
         write("\n".join(_libraries()) + "\n")
         return 0
-    try:
-        if settings.native:
-            _build(settings.force)
-        if settings.cuda:
-            _build(settings.force, cuda=True, kinds=settings.cuda_arch)
-    except KeyboardInterrupt:
-        typer.echo("\ninterrupted: nothing of the build is left", err=True)
-        return INTERRUPTED
+    if settings.native:
+        _build(settings.force)
+    if settings.cuda:
+        _build(settings.force, cuda=True, kinds=settings.cuda_arch)
     return 0
 
 

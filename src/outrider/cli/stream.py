@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-from typing import Self
+from contextlib import ExitStack
 
 from rich.color import ColorSystem
 from rich.style import Style
 
 from outrider.cli.interrupt import Interrupt
-from outrider.cli.output import readable, write
+from outrider.cli.output import write
 from outrider.cli.report import SOURCE_STYLES, print_legend
 from outrider.cli.screen import Screen
 from outrider.cli.settings import TextSettings
-from outrider.core.data import Completion, Piece, StepRecord
+from outrider.core.data import Completion, Piece
 from outrider.core.errors import ConstraintError
+from outrider.core.numbers import readable
 from outrider.session.generation import Generation
-
-_SHORT_S = 1.0
-"""A prompt that is read faster is not reported."""
 
 
 def show(generation: Generation, printer: TokenPrinter | None) -> Completion:
     """Run a generation to its end or Ctrl-C, and print the text as it comes. Raises ConstraintError for a
     constrained output that cannot continue, after printing its text."""
     try:
-        with Interrupt() as interrupt, Reading(printer) as reading:
+        with Interrupt() as interrupt, ExitStack() as reading:
+            if printer and printer.errors.is_terminal:
+                reading.enter_context(printer.errors.status("reading the prompt"))
             for update in generation:
-                reading.note(update.record)
+                if update.record.kind == "decode":
+                    reading.close()
                 if printer:
                     printer.print(update.pieces)
                 if interrupt.requested:
@@ -40,34 +40,6 @@ def show(generation: Generation, printer: TokenPrinter | None) -> Completion:
     if printer:
         printer.end(completion.text)
     return completion
-
-
-class Reading:
-    """Shows in a terminal how much of a long prompt was read, until the first token."""
-
-    def __init__(self, printer: TokenPrinter | None) -> None:
-        self._status = printer.errors.status("") if printer and printer.errors.is_terminal else None
-        self._start_s = perf_counter()
-        self._num_read = 0
-
-    def note(self, record: StepRecord) -> None:
-        if self._status is None:
-            return
-        if record.kind == "decode":
-            self._status.stop()
-            self._status = None
-            return
-        self._num_read += record.num_evaluated
-        if perf_counter() - self._start_s > _SHORT_S:
-            self._status.update(f"reading the prompt: {self._num_read:,} tokens so far")
-            self._status.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._status is not None:
-            self._status.stop()
 
 
 class TokenPrinter:

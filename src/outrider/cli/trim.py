@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.text import Text
-
 from outrider.backends.gguf.log import show_log
 from outrider.backends.gguf.quantizer import check_output
+from outrider.cli.check import loader, verdict_rows
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import INTERRUPTED, readable, write_json
-from outrider.cli.plans import hub_options, load_options
+from outrider.cli.output import write_json
+from outrider.cli.plans import hub_options
 from outrider.cli.screen import Rows, Screen
 from outrider.cli.settings import TrimSettings
 from outrider.core.errors import SettingError
 from outrider.core.numbers import gigabytes, milliseconds, percent, speedup
 from outrider.lab.check import as_text
-from outrider.lab.loaded import Loader
 from outrider.lab.models import ModelFile, find_model
 from outrider.lab.trim import Report, TrimRequest, trim
 from outrider.lab.workloads import load_workload
@@ -30,14 +28,8 @@ def trim_draft(settings: TrimSettings) -> int:
     errors = Screen(stderr=True)
     asked = _asked(settings)
     show_log(settings.verbose)
-    report: Report | None = None
-    try:
-        with LoadInterrupt(), errors.progress() as progress:
-            report = trim(asked, progress)
-    except KeyboardInterrupt:
-        what = "nothing was written" if report is None else f"{asked.out} is written"
-        errors.say(f"interrupted: {what}")
-        return INTERRUPTED
+    with LoadInterrupt(), errors.progress() as progress:
+        report = trim(asked, progress)
     errors.note(*report.notices)
     if settings.print_json:
         write_json(report.as_json())
@@ -57,7 +49,7 @@ def _asked(settings: TrimSettings) -> TrimRequest:
         small=small,
         target=target,
         out=out,
-        loader=Loader(load_options(settings), load_options(settings, draft=True), hub, settings.ctx_size),
+        loader=loader(settings),
         vocabulary=settings.vocabulary,
         workloads=tuple(map(load_workload, dict.fromkeys(settings.prompts))),
         seconds=settings.seconds,
@@ -107,8 +99,6 @@ def print_trimmed(console: Screen, report: Report) -> None:
     console.table(("", "before", "after"), zip(names, before, after, strict=True), left=("",))
     console.print()
     verdict = report.after.verdict
-    sentence = Text(readable(verdict.sentence), "bold green" if verdict.pays else "bold red")
     use = f"outrider run -m {report.target.path} -md {report.path}" if verdict.pays else ""
-    advice = [f"- {line}" for line in verdict.advice]
-    console.rows([("verdict", sentence), ("try", advice), ("use it", use)], width=10, style="")
+    console.rows([*verdict_rows(verdict), ("use it", use)], width=10, style="")
     console.say(f"took {report.seconds:.0f} s", "dim")

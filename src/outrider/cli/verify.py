@@ -13,15 +13,16 @@ from rich.text import Text
 from outrider import __version__
 from outrider.cli.grammar import read_grammar
 from outrider.cli.interrupt import LoadInterrupt
-from outrider.cli.output import readable, write_json
+from outrider.cli.output import write_json
 from outrider.cli.plans import UNLIMITED_TOKENS, PairPlan, load_pair, open_session, plan_pair
-from outrider.cli.prompt import encodable, read_prompt, unescape
+from outrider.cli.prompt import read_file, unescape
 from outrider.cli.report import structure_line
 from outrider.cli.screen import Cell, Screen
 from outrider.cli.settings import VerifySettings
 from outrider.core.data import Request
 from outrider.core.errors import PromptError, SettingError
 from outrider.core.files import check_writable
+from outrider.core.numbers import readable
 from outrider.core.params import SamplingParams, Verification
 from outrider.lab.certify.certificate import (
     BUILT_IN,
@@ -50,13 +51,10 @@ def make_plan(settings: VerifySettings, verification: Verification) -> CertifyPl
     if not settings.quick:
         plan = CertifyPlan()
     if settings.tokens is not None:
-        if settings.tokens < 1:
-            raise SettingError(f"-n {settings.tokens}", "it asks for nothing", "Give 1 or more.")
         plan = replace(plan, num_tokens=settings.tokens, num_seeded=min(settings.tokens, plan.num_seeded))
-    is_piped = settings.prompts_file is not None and str(settings.prompts_file) == "-"
     return replace(
         plan,
-        grammar=read_grammar(settings, "the prompts" if is_piped else None),
+        grammar=read_grammar(settings),
         seed=settings.test_seed,
         rule=verification.rule,
         fault=settings.inject,
@@ -77,6 +75,7 @@ def verify(settings: VerifySettings) -> int:
     """Test and certify; returns the exit status: 0 if everything holds, else 1."""
     errors = Screen(stderr=True)
     place = _place(settings)
+    settings = settings.model_copy(update={"policy": settings.policy or "fixed"})
     pair_plan = plan_pair(settings, greedy=False)
     if settings.bitwise:
         pair_plan = replace(pair_plan, opening=replace(pair_plan.opening, max_running=2))
@@ -140,9 +139,9 @@ def _models(pair: Pair, report: Progress) -> dict[str, Any]:
 
 
 def _texts(settings: VerifySettings) -> list[str]:
-    texts = [encodable(unescape(text), "prompt") for text in settings.prompts]
+    texts = list(map(unescape, settings.prompts))
     if settings.prompts_file is not None:
-        lines = read_prompt(None, None, settings.prompts_file, escape=False).splitlines()
+        lines = read_file(settings.prompts_file).splitlines()
         texts += [line for line in lines if line.strip()]
     for number, text in enumerate(texts, 1):
         if not text.strip():

@@ -41,21 +41,16 @@ _SIZED = {"String": "text", "List": "an array", "Tuple": "an array", "Dictionary
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """The first error: the names and indices (from 0) that lead to it, pydantic's name of it, and the reason
-    without a full stop."""
+    """The first error: the names and indices (from 0) that lead to it, and the reason without a full stop."""
 
     place: tuple[str | int, ...]
-    kind: str
     reason: str
 
-    @property
-    def path(self) -> str:
-        """The place as people count: "workloads[2].prompts" is the second workload's."""
-        parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in self.place)
-        return "".join(parts).removeprefix(".")
-
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}" if self.place else self.reason
+        """With the place as people count: "workloads[2].prompts" is the second workload's."""
+        parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in self.place)
+        path = "".join(parts).removeprefix(".")
+        return f"{path}: {self.reason}" if path else self.reason
 
 
 def invalid(error: ValidationError) -> Invalid:
@@ -64,7 +59,7 @@ def invalid(error: ValidationError) -> Invalid:
     first = errors[0]
     place = _place(first)
     beside = [found for found in errors if _place(found) == place]
-    return Invalid(place, first["type"], _reason(first, beside))
+    return Invalid(place, _reason(first, beside))
 
 
 def accepted(errors: Sequence[Mapping[str, Any]]) -> str:

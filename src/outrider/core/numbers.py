@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers and texts as people read them."""
 
 from __future__ import annotations
 
@@ -134,10 +134,14 @@ def _units(amount: int, size: int, large: str, small: str) -> str:
     return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
 
-def printable(text: str) -> str:
-    r"""A text without characters that steer a terminal or break a document.
+_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
-    >>> printable("a\x1b[31mb")
-    'a�[31mb'
+
+def readable(text: str) -> str:
+    r"""A text without control characters but line breaks and tabs: models, file names and GGUF files may
+    contain what steers a terminal.
+
+    >>> readable("a\x1b[31mb")
+    'a[31mb'
     """
-    return "".join(c if c.isprintable() or c == " " else "\ufffd" for c in text)
+    return text.translate(_CONTROLS)

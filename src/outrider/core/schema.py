@@ -48,12 +48,6 @@ def argument(default: Any, help: str, placeholder: str = "") -> Any:
     return Field(default, description=help, json_schema_extra=shown)
 
 
-def with_default(group: type[Group], name: str, default: Any) -> Any:
-    """A group's setting with another default."""
-    field = group.model_fields[name]
-    return Field(default, description=field.description, json_schema_extra=field.json_schema_extra)
-
-
 class Group(BaseModel):
     """Settings that belong together, in one `panel` of the help. Errors never repeat a value, which may be a
     secret."""
@@ -76,8 +70,8 @@ def values_for(kind: type[Any], settings: BaseModel, **renamed: str) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting for all sources. `kind` is the type of a single value; `flags` are typer's:
-    `--page/--no-page`."""
+    """A setting for all sources. `kind` is the type of a single value; of `flags` some name what switches it
+    off, too: `--page/--no-page`."""
 
     name: str
     kind: type
@@ -94,6 +88,10 @@ class Setting:
     def names(self) -> tuple[str, ...]:
         """All its flags, including those that switch it off."""
         return tuple(name for flag in self.flags for name in flag.split("/"))
+
+    @property
+    def off_names(self) -> tuple[str, ...]:
+        return tuple(name for flag in self.flags for name in flag.split("/")[1:])
 
     @property
     def flag(self) -> str:
@@ -160,13 +158,14 @@ def setting_error(
     first = invalid(error)
     name = str(first.place[0])
     field, value = group.model_fields[name], values.get(name)
-    is_hidden = SecretStr in _atoms(field.annotation) or isinstance(value, list | dict)
+    is_hidden = value in (None, "") or isinstance(value, list | dict) or SecretStr in _atoms(field.annotation)
     shown = "" if is_hidden else f"{value} cannot be used: "
     return SettingError(origins.get(name, name), f"{shown}{first.reason}", field.description or "")
 
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
+NonEmpty = Annotated[str, Field(min_length=1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Layers = Annotated[str, Field(coerce_numbers_to_str=True)]

@@ -18,7 +18,7 @@ from outrider.core.params import (
     SamplingParams,
     Verification,
 )
-from outrider.core.schema import Group, Layers, Natural, Number, Share, setting
+from outrider.core.schema import Group, Layers, Natural, NonEmpty, Number, Share, setting
 
 _VERIFICATION = Verification()
 FirstLayers = Annotated[int, Field(ge=0, le=10_000)]
@@ -37,8 +37,15 @@ class Target(Group, panel="Models"):
     hf_repo: str | None = setting(None, "Target from the hub: OWNER/REPO[:QUANT].", "-hf REPO")
 
 
-class DraftModel(Group, panel="Models"):
-    """Which draft model."""
+class Hub(Group, panel="Models"):
+    """How the hub is asked."""
+
+    hf_token: SecretStr | None = setting(None, "Hub token. Default: $HF_TOKEN.", "-hft TOKEN")
+    offline: bool = setting(False, "Use only files in the hub's cache.")
+
+
+class Models(Target, Hub, panel="Models"):
+    """Which models."""
 
     model_draft: str | None = setting(
         None,
@@ -47,17 +54,6 @@ class DraftModel(Group, panel="Models"):
         "-md MODEL",
     )
     hf_repo_draft: str | None = setting(None, "Draft from the hub: OWNER/REPO[:QUANT].", "-hfd REPO")
-
-
-class Hub(Group, panel="Models"):
-    """How the hub is asked."""
-
-    hf_token: SecretStr | None = setting(None, "Hub token. Default: $HF_TOKEN.", "-hft TOKEN")
-    offline: bool = setting(False, "Use only files in the hub's cache.")
-
-
-class Models(Target, DraftModel, Hub):
-    """Which models."""
 
 
 class Template(Group, panel="Models"):
@@ -138,7 +134,7 @@ class Structure(Group, panel="Structured output"):
 
     json_schema: str | None = setting(
         None,
-        "JSON of this schema: a file, - for stdin, or the schema itself ({…, true, false).",
+        "JSON of this schema: a file, or the schema itself ({…, true, false).",
         "-j --json-schema -jf --json-schema-file SCHEMA",
     )
     json_mode: bool = setting(False, "Any JSON value.")
@@ -146,7 +142,7 @@ class Structure(Group, panel="Structured output"):
     choices: list[str] = setting([], "One of these texts (repeatable).", "--choice")
     grammar: str | None = setting(
         None,
-        "Text of this grammar: a GBNF or .lark file, - for stdin, or GBNF itself (it has a ::=).",
+        "Text of this grammar: a GBNF or .lark file, or GBNF itself (it has a ::=).",
         "--grammar --grammar-file GRAMMAR",
     )
     json_style: JsonStyle | None = setting(
@@ -163,7 +159,9 @@ class Structure(Group, panel="Structured output"):
     lenient_schema: bool = setting(
         False, "Ignore parts of the schema that cannot be enforced, and list them."
     )
-    constrain_after: str | None = setting(None, "Leave the output free up to this text, such as </think>.")
+    constrain_after: NonEmpty | None = setting(
+        None, "Leave the output free up to this text, such as </think>."
+    )
 
 
 # Speculation

@@ -89,7 +89,7 @@ def page(results: Results) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"words": _words, "printable": numbers.printable}
+    environment.filters |= {"words": _words, "readable": numbers.readable}
     return environment.get_template("page.html").render(
         name=str(results.head.plan.get("name") or "sweep"),
         where=f"{results.head.machine.get('cpu', 'unknown processor')}, started {results.head.started}",
@@ -150,4 +150,4 @@ def _bars(found: Sequence[Best]) -> list[dict[str, Any]]:
 
 def _words(text: str) -> Markup:
     """A sentence within HTML; a figure stays on a line with its percent sign."""
-    return Markup(str(escape(numbers.printable(text))).replace(" %", "&nbsp;%"))
+    return Markup(str(escape(numbers.readable(text))).replace(" %", "&nbsp;%"))

@@ -1,5 +1,7 @@
-"""What pydantic finds wrong is said in one line of plain words."""
+"""What every part shares: pydantic's errors in one line, files written whole or not at all, sequences."""
 
+import os
+import threading
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,7 +11,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from examples import examples
+from outrider.core.errors import SettingError
+from outrider.core.files import check_writable, write_whole
 from outrider.core.invalid import Invalid, invalid
+from outrider.core.sequences import common_prefix
 
 
 class Part(BaseModel):
@@ -87,3 +92,51 @@ def test_whatever_is_wrong_is_said_in_one_line_without_an_address(data: dict[str
     except ValidationError as error:
         said = str(invalid(error))
         assert said and "\n" not in said and "pydantic" not in said and "Input" not in said
+
+
+# Files
+
+TEXT = "a line\n" * 1000
+
+
+def test_a_file_is_replaced_through_its_link_and_nothing_else_is_left(tmp_path: Path) -> None:
+    link, file = tmp_path / "link", tmp_path / "file"
+    file.write_text("an older plan")
+    link.symlink_to(file)
+    check_writable(link, "plan")
+    write_whole(link, TEXT, "plan")
+    assert link.is_symlink() and file.read_text() == TEXT
+    with pytest.raises(SettingError, match="the plan could not be written"):
+        write_whole(tmp_path / "absent" / "plan", TEXT, "plan")
+    assert {*os.listdir(tmp_path)} == {"link", "file"}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    check_writable(pipe, "plan")
+    write_whole(pipe, TEXT, "plan")
+    if not pipe.is_fifo():
+        pytest.fail("the pipe was replaced by a file")
+    reader.join()
+    assert read == [TEXT]
+
+
+# Sequences of tokens
+
+
+TOKENS = st.lists(st.integers(0, 2), max_size=8)
+
+
+@given(TOKENS, TOKENS, TOKENS)
+def test_a_common_prefix_is_the_longest_beginning_of_both(
+    start: list[int], one: list[int], other: list[int]
+) -> None:
+    shared = common_prefix(one, other)
+    assert one[:shared] == other[:shared]
+    assert one[: shared + 1] != other[: shared + 1] or shared == len(one) == len(other)
+    assert common_prefix(tuple(start + one), iter(start + other)) == len(start) + shared
