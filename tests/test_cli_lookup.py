@@ -85,12 +85,10 @@ def test_a_model_that_cannot_rewind_says_what_is_not_used(
     assert "note: the prediction is not used" in outcome.err
 
 
-def test_a_conversation_has_a_corpus_but_no_prediction(run: Call, tmp_path: Path) -> None:
+def test_a_conversation_has_a_corpus(run: Call, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("some text")
-    chat = {"command": "chat", "model": "chat.gguf"}
-    assert "note: corpus: indexed 1 file" in run("--corpus", tmp_path / "text", **chat).err
-    said = refused(run("--prediction", tmp_path / "text", **chat))
-    assert said.startswith("--prediction: outrider chat has no such option. ")
+    outcome = run("--corpus", tmp_path / "text", command="chat", model="chat.gguf")
+    assert "note: corpus: indexed 1 file" in outcome.err
 
 
 # The Python API

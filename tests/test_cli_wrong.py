@@ -37,6 +37,7 @@ def test_every_help_names_its_command_and_fits_80_columns(run: Call) -> None:
     assert program.status == 0 and {*re.findall("^  ([a-z][a-z ]+?)  ", program.out, re.MULTILINE)} == {
         *COMMANDS
     }
+    assert run("--version").out == f"outrider {outrider_version}\n"
     without = run()
     assert (without.status, without.out, without.err) == (USAGE_ERROR, "", program.out)
 
@@ -68,10 +69,6 @@ def test_a_shell_can_complete_commands_and_options(
 ) -> None:
     monkeypatch.setenv("COMP_LINE", line)
     assert run("--complete").out.split() == offered
-
-
-def test_the_version(run: Call) -> None:
-    assert run("--version").out == f"outrider {outrider_version}\n"
 
 
 # Standard output that takes nothing
@@ -143,6 +140,7 @@ def test_an_unknown_option_is_named(run: Call, name: str) -> None:
     [
         ("chat --json", "--json: outrider chat has no such option. Did you mean --json-mode?"),
         ("run --drft-max 3", "--drft-max: outrider run has no such option. Did you mean --draft-max?"),
+        ("run --warmup --mirostat 2", "--mirostat: it is not supported. See --min-p."),
         ("setup -z", "-z: outrider setup has no such option. outrider setup --help lists what there is."),
         ("--nope", "--nope: outrider has no such option. outrider --help lists what there is."),
         ("rnu", "rnu: outrider has no such command. Did you mean run?"),

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from cli_helpers import Call, refused
 from outrider.backends.gguf.options import LoadOptions
 from outrider.cli.help import COMMANDS, load
 from outrider.cli.line import LLAMA_COMMANDS, Line, table
@@ -190,8 +189,3 @@ def test_a_draft_has_load_options_of_its_own() -> None:
     target, draft = options(threads_batch_draft=3, cache_type_v_draft="bf16", gpu_layers_draft=0)
     assert (draft.threads, draft.threads_batch, draft.cache_type_v, draft.gpu_layers) == (0, 3, "bf16", 0)
     assert (target.threads_batch, target.cache_type_v, target.gpu_layers) == (0, "f16", -1)
-
-
-def test_the_program_says_what_it_refuses(outrider: Call) -> None:
-    said = refused(outrider("run", "--warmup", "--mirostat", "2", "-p", "hi"))
-    assert said == "--mirostat: it is not supported. See --min-p."

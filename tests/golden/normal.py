@@ -89,7 +89,7 @@ def pretty(value: Any) -> str:
 
 def difference(name: str, stored: Any, found: Any, max_lines: int = 60) -> str:
     """The lines that differ from what is stored; empty where none do."""
-    documents = (pretty(document).splitlines() for document in (stored, found))
-    lines = list(unified_diff(*documents, f"stored/{name}.json", "found", n=2, lineterm=""))
+    old, new = pretty(stored).splitlines(), pretty(found).splitlines()
+    lines = list(unified_diff(old, new, "stored", f"{name}, found", n=2, lineterm=""))
     cut = [f"… and {len(lines) - max_lines} more lines"] if len(lines) > max_lines else []
     return "\n".join(lines[:max_lines] + cut)

@@ -93,7 +93,7 @@ class _Conversation:
             self._explain()
         else:
             more = "/help lists the commands. To send a message that starts with /, type a space first."
-            self._warn(f"There is no {command}. {more}")
+            self._errors.say(f"There is no {command}. {more}", "yellow")
 
     def _explain(self) -> None:
         if self._last is None:
@@ -112,7 +112,7 @@ class _Conversation:
             self._last = show(Generation(self._session.engine, request), self._printer)
         except (InputError, ConstraintError) as error:  # too long, refused by the template, or a dead end
             self._messages.pop()
-            self._warn(f"{error} /reset starts a new conversation.")
+            self._errors.say(f"{error} /reset starts a new conversation.", "yellow")
             return
         print_incomplete(self._errors, self._last, self._plan.grammar)
         self._messages.append({"role": "assistant", "content": self._last.text})
@@ -130,9 +130,6 @@ class _Conversation:
 
     def _note(self, text: str) -> None:
         self._errors.say(text, "dim")
-
-    def _warn(self, text: str) -> None:
-        self._errors.say(text, "yellow")
 
 
 def _line_editor(history: Path | None) -> Callable[[], str]:
