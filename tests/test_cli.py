@@ -30,7 +30,7 @@ def run(outrider: Call, models: Path) -> Call:
 def test_the_usual_llama_cpp_command_line_is_in_force(outrider: Call, models: Path) -> None:
     line = (
         "-c 256 -ngl 0 -ngld 0 -t 1 -n 6 -s 3 --temp 0.7 --top-k 9 --top-p 0.8 --min-p 0.1 "
-        "--spec-draft-n-max 4 --draft-min 1 --draft-p-min 0.25"
+        "--spec-draft-n-max 4 --draft-p-min 0.25"
     )
     pair = ("-m", str(models / "target.gguf"), "-md", str(models / "draft.gguf"))
     settings = as_json(outrider("run", *pair, *line.split(), "--json", "-p", "hello"))["settings"]
@@ -40,7 +40,7 @@ def test_the_usual_llama_cpp_command_line_is_in_force(outrider: Call, models: Pa
     assert settings["target"]["threads"] == 1
     sampling = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1, "seed": 3}
     assert settings["sampling"].items() >= sampling.items()
-    assert settings["policy"].items() >= {"draft_max": 4, "draft_min": 1, "p_min": 0.25}.items()
+    assert settings["policy"].items() >= {"draft_max": 4, "p_min": 0.25}.items()
     assert settings["max_tokens"] == 6
 
 
@@ -123,12 +123,11 @@ def test_an_automatic_choice_is_explained(run: Call, models: Path) -> None:
 
 
 def test_lengths_of_an_old_command_line_are_kept_and_explained(run: Call, models: Path) -> None:
-    arguments = ("-n", "32", "-md", str(models / "draft.gguf"), "--draft", "3", "--draft-min", "1")
+    arguments = ("-n", "32", "-md", str(models / "draft.gguf"), "--draft", "3", "--draft-p-min", "0.5")
     shown = run("--explain", *arguments, "the and the and").err
-    assert shown.count("note: --draft-min: lengths of drafts are fixed; without, Outrider chooses them") == 1
+    assert shown.count("note: --draft-p-min: lengths of drafts are fixed; without, Outrider chooses ") == 1
     for part in ("speed-up", "lookup pays", "draft pays", "chosen"):
         assert part in shown
-    assert "note: --draft-min and --draft-p-min: " in run(*arguments, "--draft-p-min", "0.5", "the").err
     result = as_json(run("--json", *arguments, "the and the and"))
     assert result["settings"]["policy"]["kind"] == "fixed"
     assert len(result["acceptance_by_position"]) <= 3 and result["explanation"]["target_calls_s"]
@@ -219,8 +218,8 @@ def test_names_with_escape_sequences_and_markup_are_shown_as_text(outrider: Call
             '--policy: best cannot be used: it has to be "auto", "lookup", "model", "fixed" or',
         ),
         (
-            "--policy auto --draft-min 2",
-            "--draft-min: --policy auto decides by itself. Leave it out, or",
+            "--policy auto --draft-p-min 0.5",
+            "--draft-p-min: --policy auto decides by itself. Leave it out, or",
         ),
         ("--policy plain --explain", "--explain: nothing is drafted"),
         ("-hf a/b", "-m and -hf: both name the model. Give one of them."),

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from engines import asked
-from lookups import propose
 from outrider.backends.fake import FakeVocabulary
 from outrider.core import files
 from outrider.core.data import Draft
 from outrider.core.errors import SettingError
 from outrider.core.notices import collect_notices
 from outrider.drafters.corpus import CorpusDrafter, open_corpus
-from outrider.drafters.suffix_array import ContextIndex
+from outrider.drafters.lookup import ContextIndex
 from outrider.models.vocab import tokenizer_id
+from test_lookup import propose
 
 VOCABULARY = FakeVocabulary("abcdefghijklmnopqrstuvwxyz \n")
 

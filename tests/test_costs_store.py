@@ -164,7 +164,7 @@ def beside(monkeypatch: pytest.MonkeyPatch, *cores: float) -> None:
     seen = iter(cores)
     monkeypatch.setattr(OtherPrograms, "cores", lambda self: self.seen)
     monkeypatch.setattr(OtherPrograms, "__init__", lambda self: setattr(self, "seen", next(seen)))
-    monkeypatch.setattr(store, "is_quiet", lambda spare: not OtherPrograms().disturb(spare))
+    monkeypatch.setattr(store, "look", OtherPrograms)
 
 
 def known(seconds: float) -> tuple[float, list[str]]:

@@ -75,7 +75,7 @@ def pair(draft: Path) -> Iterator[Pair]:
 @needs_target
 def test_it_is_right_more_often_than_not_and_changes_no_text(pair: Pair) -> None:
     """On prompts that no training reads. Counts do not depend on the machine, but for near-ties."""
-    session = Session.open(pair, SessionOptions(1024, lookup=False, policy=FixedPolicy(2, 0, 0.5)))
+    session = Session.open(pair, SessionOptions(1024, lookup=False, policy=FixedPolicy(2, 0.5)))
     drafted = accepted = compared = 0
     held_out = [written for written in written_prompts(400) if is_held_out(written.prompt)]
     for written in held_out[:PROMPTS]:

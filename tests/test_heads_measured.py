@@ -79,7 +79,7 @@ def drafting(draft: LoadedDraft, length: int) -> Engine:
     """The engine that the head drafts in, with drafts of this length."""
     assert draft.feeder is not None
     engine = draft.feeder.engine
-    engine.equip((ModelDrafter(draft.model, draft.alignment),), FixedPolicy(length, 0, 0.0))
+    engine.equip((ModelDrafter(draft.model, draft.alignment),), FixedPolicy(length, 0.0))
     engine.reset()
     return engine
 
@@ -114,7 +114,7 @@ def test_a_replay_makes_the_calls_of_the_real_run(pair: tuple[LoadedTarget, Load
             assert real.tokens == made.tokens
             played = replay(
                 made,
-                FixedPolicy(length, 0, 0.0),
+                FixedPolicy(length, 0.0),
                 curve(FLAT),
                 {DRAFT: curve(SMALL)},
                 free=[],

@@ -141,8 +141,8 @@ def test_a_line_becomes_one_of_ours(arguments: str, found: str) -> None:
         ("--spec-default --spec-type draft-eagle3 -c 5", "-c 5 --policy auto", ""),
         # Lengths of a draft model are kept to the letter, for whatever drafts: they imply fixed ones.
         ("--spec-type draft-simple --draft-p-min 0.75", "--draft-p-min 0.75 --no-lookup", ""),
-        ("--spec-type draft-simple,ngram-mod --draft-min=2", "--draft-min 2", ""),
-        ("--draft-max 8 --draft-min 1", "--draft-max 8 --draft-min 1", ""),
+        ("--spec-type draft-simple,ngram-mod --draft-p-min=0.2", "--draft-p-min 0.2", ""),
+        ("--draft-max 8 --draft-min 1", "--draft-max 8", "--draft-min has no effect here"),
         ("--spec-type ngram-mod --draft-p-min 0.7 -c 5", "-c 5 --policy lookup", "--draft-p-min has no "),
         (
             "--spec-type none --spec-draft-n-max 16",

@@ -255,7 +255,7 @@ def test_no_unknown_token_is_put_to_a_constraint() -> None:
     made = Recording("1", "made up", (0, 3, 6), answer[: len(unsure.tokens)], "stop", {"draft": unsure})
     constraint = Strict(PIECES, TEXTS, forcing=False)
     played = replay(
-        made, FixedPolicy(16, 0, 0.0), curve(FLAT), {"draft": curve(SMALL)}, free=[], constraint=constraint
+        made, FixedPolicy(16, 0.0), curve(FLAT), {"draft": curve(SMALL)}, free=[], constraint=constraint
     )
     assert sum(len(record.tokens) for record in played.records) == len(made.tokens)
 

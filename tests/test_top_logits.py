@@ -134,7 +134,7 @@ def test_a_tie_that_leaves_open_which_are_the_most_likely_is_looked_at_whole(
 def generations(weights: Weights, requests: Sequence[Request]) -> list[tuple[int, ...]]:
     with closing(weights.open(128)) as target, closing(weights.open(128)) as draft:
         alignment = align(weights.vocabulary, weights.vocabulary)
-        engine = Engine(target, [ModelDrafter(draft, alignment)], FixedPolicy(4, 0, 0.0))
+        engine = Engine(target, [ModelDrafter(draft, alignment)], FixedPolicy(4, 0.0))
         return [engine.generate(request).tokens for request in requests]
 
 

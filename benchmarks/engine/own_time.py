@@ -132,14 +132,14 @@ def stand_ins(picks: bool) -> tuple[Engine, tuple[int, ...]]:
     """An engine on stand-ins, and a prompt."""
     table = logits_table()
     drafter = ModelDrafter(InstantModel(table, picks), identity())
-    return Engine(InstantModel(table, picks), [drafter], FixedPolicy(8, 0, 0.0)), (1, 2, 3)
+    return Engine(InstantModel(table, picks), [drafter], FixedPolicy(8, 0.0)), (1, 2, 3)
 
 
 def real(model: Path, draft: Path, options: LoadOptions) -> tuple[Engine, tuple[int, ...]]:
     """The same of a real pair of one tokenizer."""
     target, drafter = (Weights(path, options) for path in (model, draft))
     alignment = align(target.vocabulary, drafter.vocabulary)
-    engine = Engine(target.open(4096), [ModelDrafter(drafter.open(4096), alignment)], FixedPolicy(8, 0, 0.0))
+    engine = Engine(target.open(4096), [ModelDrafter(drafter.open(4096), alignment)], FixedPolicy(8, 0.0))
     return engine, tuple(target.vocabulary.tokenize(PROMPT))
 
 

@@ -44,7 +44,7 @@ def fixed(length: int, p_min: float, *, lookup: bool = True, model: bool = True)
     """A draft length and a least probability that somebody set."""
     who = {(True, True): "both", (True, False): "lookup", (False, True): "model"}[lookup, model]
     return Choice(
-        f"{who} {length}/{p_min:g}", lambda _costs, _drafts: FixedPolicy(length, 0, p_min), lookup, model
+        f"{who} {length}/{p_min:g}", lambda _costs, _drafts: FixedPolicy(length, p_min), lookup, model
     )
 
 

@@ -32,8 +32,8 @@ _LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-
 _DEFAULT_TYPE = "ngram-mod"
 """What --spec-default stands for."""
 _MODEL_CAP = "--spec-draft-n-max"
-_FIXED_LENGTHS = ("draft_min", "draft_p_min")
-"""Settings that llama.cpp has only for draft models"""
+_FIXED_LENGTHS = "draft_p_min"
+"""The setting that fixes lengths, which llama.cpp has only for draft models"""
 
 
 @cache
@@ -154,12 +154,12 @@ class Line:
             raise SettingError("--spec-type", "--policy says who drafts, too", "Give one of them.")
         models = any(name in _DRAFT_MODELS for name in self._types)
         lookups = any(name in _LOOKUPS for name in self._types)
-        lengths = {name for setting in _FIXED_LENGTHS for name in self._settings[setting].names}
-        if models and any(map(self._is_given, _FIXED_LENGTHS)):  # they imply a policy
+        if models and self._is_given(_FIXED_LENGTHS):  # it implies a policy
             self.found += [] if lookups else [("--no-lookup", None)]
             return
         if not models:
-            unused = [option for option in self.found if option[0] in {_MODEL_CAP, *lengths}]
+            for_models = {_MODEL_CAP, *self._settings[_FIXED_LENGTHS].names}
+            unused = [option for option in self.found if option[0] in for_models]
             why = "has no effect here: --spec-type names no draft model"
             self.notices += [f"{flag} {why}" for flag, _ in unused]
             self.found = [option for option in self.found if option not in unused]

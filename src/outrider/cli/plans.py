@@ -32,7 +32,7 @@ from outrider.core.settings import (
     Target,
     sampling_params,
 )
-from outrider.costs.other_programs import is_quiet
+from outrider.costs.other_programs import look
 from outrider.models.chat import ChatTemplate
 from outrider.models.hub import HubOptions
 from outrider.policy.fixed import FixedPolicy
@@ -127,8 +127,8 @@ def plan_pair(settings: PairSettings, *, greedy: bool) -> PairPlan:
     verification = Verification(settings.rule, sources.draft_sampling)
     draft = draft_reference(settings)
     notices: list[str] = []
-    if settings.policy is None and (given := _fixed_lengths(settings)):
-        notices.append(f"{' and '.join(given)}: lengths of drafts are fixed; without, Outrider chooses them")
+    if settings.policy is None and settings.draft_p_min is not None:
+        notices.append("--draft-p-min: lengths of drafts are fixed; without, Outrider chooses them")
     if settings.policy in ("plain", "lookup") or settings.draft_max == 0:
         if draft not in (None, NO_DRAFT):
             why = "--draft-max 0" if settings.draft_max == 0 else f"--policy {settings.policy}"
@@ -164,27 +164,17 @@ def _sampling(settings: Sampling) -> SamplingParams:
     return sampling_params(settings, seed=None if settings.seed == -1 else settings.seed, **given)
 
 
-def _fixed_lengths(settings: PairSettings) -> list[str]:
-    """The settings that are given of those which only fixed lengths have."""
-    given = {"--draft-min": settings.draft_min, "--draft-p-min": settings.draft_p_min}
-    return [flag for flag, value in given.items() if value is not None]
-
-
 def drafting_policy(settings: PairSettings) -> FixedPolicy | Drafting:
-    """Who drafts, and how far; --draft-min and --draft-p-min imply fixed lengths. Raises SettingError."""
-    given = _fixed_lengths(settings)
-    kind = settings.policy or ("fixed" if given else "auto")
-    if given and kind != "fixed":
+    """Who drafts, and how far; --draft-p-min implies fixed lengths. Raises SettingError."""
+    is_fixed = settings.draft_p_min is not None
+    kind = settings.policy or ("fixed" if is_fixed else "auto")
+    if is_fixed and kind != "fixed":
         why = f"--policy {kind} decides by itself"
-        raise SettingError(given[0], why, "Leave it out, or give --policy fixed.")
+        raise SettingError("--draft-p-min", why, "Leave it out, or give --policy fixed.")
     if kind == "plain" or (kind != "fixed" and settings.draft_max == 0):
         return FixedPolicy(draft_max=0)
     if kind == "fixed":
-        lengths: dict[str, Any] = {
-            "draft_max": settings.draft_max,
-            "draft_min": settings.draft_min,
-            "p_min": settings.draft_p_min,
-        }
+        lengths: dict[str, Any] = {"draft_max": settings.draft_max, "p_min": settings.draft_p_min}
         return FixedPolicy(**{name: value for name, value in lengths.items() if value is not None})
     return Drafting(kind, settings.draft_max)
 
@@ -368,7 +358,7 @@ def open_session(plan: PairPlan, pair: Pair, tokens: int, errors: Screen) -> Ses
 def measure_for_later(plan: PairPlan, errors: Screen) -> None:
     """After an answer, measure what it was made without: the faster library, costs, whether equal bits are
     free. Only in a terminal, where a person can interrupt it, and on a quiet machine."""
-    if not errors.is_terminal or not is_quiet(0.0):
+    if not errors.is_terminal or look().disturb(0.0):
         return
     errors.say("measuring once, for later runs, what calls cost here (Ctrl-C skips it)", "dim")
     with suppress(KeyboardInterrupt):

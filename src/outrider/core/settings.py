@@ -181,11 +181,6 @@ class Drafting(Group, panel="Speculation"):
         "Draft at most N tokens a step (auto: 64, fixed: 8); 0 decodes plainly.",
         "--draft-max --draft --draft-n --spec-draft-n-max",
     )
-    draft_min: int | None = setting(
-        None,
-        "Fixed lengths: drop shorter drafts (not sampled ones, which would bias the text).",
-        "--draft-min --draft-n-min --spec-draft-n-min",
-    )
     draft_p_min: Share | None = setting(
         None,
         "Fixed lengths: end a draft before a token less likely than P to be accepted (0.65).",

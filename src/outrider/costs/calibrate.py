@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
 from time import perf_counter
@@ -17,32 +17,30 @@ from outrider.costs.curve import MAX_TOKENS, CallCosts, CallPoint
 Rows = Literal["all", "last"]
 """The rows of logits that a call gives: all for a target, the last for a draft model."""
 
-Clock = Callable[[], float]
-"""Seconds from any start, never going back."""
+Clock = Callable[[], float]  # seconds from any start, never going back
 
 Progress = Callable[[float], None]
 """Called with the part that is done, or of the time that is spent, from 0 to 1."""
 
 DEFAULT_SECONDS = 6.0
 GPU_SECONDS = 4.5  # there calls are short
-GLANCE_SECONDS = 0.5
-"""of measuring that a session may begin with"""
+GLANCE_SECONDS = 0.5  # of measuring that a session may begin with
 
 _WARM_UP = (1, 4, 1)
 _CHUNK_TOKENS = 128  # of a prompt at once: few, so that Ctrl-C and the budget are heeded in between
 _MIN_ROUNDS, _FIRM_ROUNDS, _MAX_ROUNDS = 3, 5, 15
 _FIRM_RATIO = 0.015  # standard error of a median below which it needs no further samples
 _FEW_RATIO = 0.3  # what a single sample may be off by
+# Standard error of a median, for normal noise, over the median deviation and the root of the samples.
 _MEDIAN_ERROR = 1.2533 * 1.4826
-"""Standard error of a median, for normal noise, over the median deviation and the root of the samples"""
 
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 16, 7, 12, 32, 9, 24, 10, 20, 13, 14, 11, 15, 17, 64, 48, 28, 40, 33, 25, 56)
 """Numbers of tokens in the order of their use. Drafts are mostly short; kernels step at multiples of 4
 and 8 and one beside them."""
 _GPU_FIRST = (1, 2, 4, 8, 9)  # kernels there step after 8
 _FIRST_SIZES = 8
+# Measured at longer contexts too: attention grows with both, without stairs of its own.
 _CONTEXT_SIZES = (1, 2, 4, 8, 16, 32)
-"""measured at longer contexts too: attention grows with both, without stairs of its own"""
 _CONTEXTS = (512, 2048, 8192, 32768)
 _BASE_SHARE = 0.6  # of the time, before contexts
 
@@ -71,8 +69,7 @@ class CallTimer:
         try:
             self.clear()
             for size in _WARM_UP:
-                if size <= self.largest:
-                    self.call_s(size)
+                self.call_s(min(size, self.largest))
         except BaseException:
             self.clear()
             raise
@@ -116,7 +113,7 @@ def ordinary_tokens(vocabulary: Vocabulary, rng: random.Random) -> list[int]:
 
 @dataclass(slots=True)
 class Samples:
-    """The times of one kind of call."""
+    """Times of one kind of call."""
 
     num_tokens: int
     context_tokens: int = 0
@@ -138,7 +135,7 @@ class Samples:
 
     @property
     def is_firm(self) -> bool:
-        """Whether further samples would hardly change the median."""
+        """Further samples would hardly change the median."""
         number = len(self.seconds)
         return number >= _MAX_ROUNDS or (number >= _FIRM_ROUNDS and self.spread_ratio < _FIRM_RATIO)
 
@@ -166,14 +163,16 @@ def calibrate(
     plan = _Plan(model, rows, clock, seconds, progress, on_gpu=on_gpu)
     longest = model.context_length if model.rewinding.is_free else 0
     with plan:
-        plan.start()
+        # A single token is measured often enough whatever the time is: all else is compared with it.
+        for _ in range(_MIN_ROUNDS):
+            plan.sample(plan.taken[0])
         plan.sizes(_BASE_SHARE if longest >= _CONTEXTS[0] + plan.largest else 1.0)
         plan.prefill(longest)
-        plan.contexts(longest)
+        at_contexts = plan.contexts(longest)
         plan.clear()
         plan.sizes(1.0)
     part = model.vocabulary.part_of
-    points = [samples.point() for samples in plan.samples if samples.seconds]
+    points = [samples.point() for samples in (*plan.taken, *at_contexts) if samples.seconds]
     return CallCosts(points, prefill_token_s=plan.prefill_token_s, window=part.window if part else 0)
 
 
@@ -189,33 +188,22 @@ class _Plan(CallTimer):
         self._rng, self._started = random.Random(1), clock()
         sizes = dict.fromkeys((*_GPU_FIRST, *_SIZES) if on_gpu else _SIZES)
         self._waiting = [size for size in sizes if size <= self.largest]
-        self._single = [Samples(size) for size in self._waiting[:_FIRST_SIZES]]
+        self.taken = [Samples(size) for size in self._waiting[:_FIRST_SIZES]]  # at an empty context
         del self._waiting[:_FIRST_SIZES]
-        self._at_contexts: list[Samples] = []
         self.prefill_token_s: float | None = None
-
-    @property
-    def samples(self) -> list[Samples]:
-        """At an empty context, then at longer ones."""
-        return [*self._single, *self._at_contexts]
-
-    def start(self) -> None:
-        """A single token is measured often enough whatever the time is: all else is compared with it."""
-        for _ in range(_MIN_ROUNDS):
-            self._sample(self._single[0])
 
     def sizes(self, share: float) -> None:
         """Calls of every size at an empty context, until this share of the time is spent: of another one as
         soon as all that are open can still be sampled often enough."""
         until = self._started + share * self._seconds
-        while self._round(self._single, until):
-            missing = ((max(_MIN_ROUNDS - len(s.seconds), 0), s.num_tokens) for s in self._single)
+        while self._round(self.taken, until):
+            missing = ((max(_MIN_ROUNDS - len(s.seconds), 0), s.num_tokens) for s in self.taken)
             left_s = until - self._clock() - sum(n * self._expected_s(size) for n, size in missing)
             while self._waiting:
                 left_s -= _MIN_ROUNDS * self._expected_s(self._waiting[0])
                 if left_s < 0:
                     break
-                self._single.append(Samples(self._waiting.pop(0)))
+                self.taken.append(Samples(self._waiting.pop(0)))
 
     def prefill(self, longest: int) -> None:
         """What reading a prompt takes, where a tenth of the time will do."""
@@ -223,36 +211,37 @@ class _Plan(CallTimer):
         if longest >= 4 * largest and self._expected_s(largest) * 2 <= 0.1 * self._seconds:
             self.prefill_token_s = self.fill(2 * largest)
 
-    def contexts(self, longest: int) -> None:
+    def contexts(self, longest: int) -> list[Samples]:
         """Calls at longer contexts: each is reached from the one before, as far as the time allows."""
-        until, largest = self._started + self._seconds, self.largest
-        round_s = sum(self._expected_s(size) for size in _CONTEXT_SIZES if size <= largest)
+        until, largest, found = self._started + self._seconds, self.largest, list[Samples]()
+        sizes = [size for size in _CONTEXT_SIZES if size <= largest]
+        round_s = sum(map(self._expected_s, sizes))
         for context in _CONTEXTS:
             if context + largest > longest:
-                return
+                break
             while (missing := context - self.stored()) > 0:
                 token_s = self.prefill_token_s or self._expected_s(largest) / largest
                 if self._clock() + token_s * missing + _MIN_ROUNDS * round_s > until:
-                    return
+                    return found
                 self.prefill_token_s = self.fill(missing)
                 self._report()
-            samples = [Samples(size, context) for size in _CONTEXT_SIZES if size <= largest]
-            self._at_contexts += samples
+            found += [Samples(size, context) for size in sizes]
             for _ in range(_FIRM_ROUNDS):
-                self._round(samples, until)
+                self._round(found[-len(sizes) :], until)
+        return found
 
-    def _round(self, kinds: Iterable[Samples], until: float) -> bool:
+    def _round(self, kinds: Sequence[Samples], until: float) -> bool:
         """One sample of each kind that is not yet firm, in any order; False when none was taken."""
         unsettled = [samples for samples in kinds if not samples.is_firm]
         self._rng.shuffle(unsettled)
         taken = False
         for samples in unsettled:
             if self._clock() + self._expected_s(samples.num_tokens) <= until:
-                self._sample(samples)
+                self.sample(samples)
                 taken = True
         return taken
 
-    def _sample(self, samples: Samples) -> None:
+    def sample(self, samples: Samples) -> None:
         # A GPU keeps the work of the last call and replays an equal one: of equal calls the first finds other
         # work there, and the second prepares its own.
         for _ in range(self._num_plain):
@@ -265,7 +254,7 @@ class _Plan(CallTimer):
 
     def _expected_s(self, num_tokens: int) -> float:
         """What such a sample may take, by the nearest size that was sampled and in proportion."""
-        sampled = [s for s in self._single if s.seconds]
+        sampled = [s for s in self.taken if s.seconds]
         near = min(sampled, key=lambda s: abs(s.num_tokens - num_tokens))
         call_s = near.median_s * max(1.0, num_tokens / near.num_tokens)
-        return self._num_plain * self._single[0].median_s + call_s
+        return self._num_plain * self.taken[0].median_s + call_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from statistics import median
@@ -14,11 +14,8 @@ import numpy.typing as npt
 
 from outrider.core.errors import SettingError
 
-SCHEMA = "outrider.costs/1"
-"""of curves as JSON, alone or in pairs"""
-
-MAX_TOKENS = 64
-"""The largest call whose time is kept for itself; larger ones continue the curve's end."""
+SCHEMA = "outrider.costs/1"  # of curves as JSON, alone or in pairs
+MAX_TOKENS = 64  # the largest call whose time is kept for itself; larger ones continue the curve's end
 
 Curve = npt.NDArray[np.float64]
 """A value for every number of tokens, shape (MAX_TOKENS,): the first is for a single token."""
@@ -39,22 +36,19 @@ _MIN_RATIO = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class CallPoint:
-    """A call that was measured: over so many tokens, with `context_tokens` others stored. `seconds` is the
-    median of its samples, `spread_ratio` that median's standard error, as a part of it. Raises SettingError
-    for what no call can be."""
+    """A call that was measured. Raises SettingError for what no call can be."""
 
     num_tokens: int
-    seconds: float
-    context_tokens: int = 0
-    spread_ratio: float = 0.05
+    seconds: float  # the median of its samples
+    context_tokens: int = 0  # others that were stored
+    spread_ratio: float = 0.05  # the median's standard error, as a part of it
 
     def __post_init__(self) -> None:
         is_call = 1 <= self.num_tokens <= MAX_TOKENS and self.context_tokens >= 0
         if not (is_call and 0 < self.seconds < math.inf and 0 <= self.spread_ratio < math.inf):
             what = f"a call over {self.num_tokens} tokens with {self.context_tokens} stored"
-            raise SettingError(
-                what, f"{self.seconds} s (± {self.spread_ratio}) cannot be", "Measure it again."
-            )
+            why = f"{self.seconds} s (± {self.spread_ratio}) cannot be"
+            raise SettingError(what, why, "Measure it again.")
 
     @property
     def kind(self) -> tuple[int, int]:
@@ -78,8 +72,8 @@ def fit(points: Sequence[CallPoint]) -> tuple[Curve, Curve]:
 
 
 def _through(known: Mapping[int, float]) -> Curve:
-    """Straight lines between values by size, ascending, that go on at the end as steeply as the whole of
-    them: the last few alone may be noise."""
+    """Straight lines between values by size, ascending, that go on as steeply as the whole of them: the last
+    few alone may be noise."""
     sizes, values = list(known), list(known.values())
     rise = values[-1] * _UNMEASURED_TOKEN_RATIO
     if len(sizes) > 1:
@@ -122,9 +116,8 @@ class Correction:
         self.scale = np.zeros(2)
         self.shape = np.zeros((2, MAX_TOKENS))
         self.seen = np.zeros(MAX_TOKENS, dtype=np.int64)  # calls observed of each size
-        self._surprises: defaultdict[int, int] = defaultdict(int)
-        """how many in a row, of all calls, of each size and of all but single tokens; below 0 where they took
-        less than expected"""
+        # Surprises in a row, by size and of several: above 0 where calls took longer than expected.
+        self._surprises = Counter[int]()
 
     def observe(self, size: int, error: float, stored_share: float) -> None:
         """A call over so many tokens took e^`error` times what was expected, of which stored tokens were to
@@ -164,10 +157,11 @@ class CallCosts:
     """How long a call of one model takes, by its tokens, of whatever sequences, and its context: the tokens
     that these sequences have stored, together.
 
-    `points` are measured calls; without any the curve is a cautious guess whose unit is set by the first call
-    observed. `prefill_token_s` is what a token of a prompt took, None if unmeasured. `window`: the model
-    reads no more than the last so many tokens of a text (0: all). `is_estimate`: the points come from a
-    glance, and real calls say more than they do.
+    Args:
+        points: Measured calls; without any the curve is a cautious guess in units of the first call observed.
+        prefill_token_s: What a token of a prompt took; None if unmeasured.
+        window: The model reads no more than the last so many tokens of a text (0: all).
+        is_estimate: The points come from a glance, and real calls say more than they do.
 
     >>> costs = CallCosts([CallPoint(1, 0.1), CallPoint(3, 0.2), CallPoint(4, 0.15)])
     >>> costs.calls_s(4, context=0).round(3).tolist()
@@ -187,20 +181,20 @@ class CallCosts:
         if points and not any(point.num_tokens == 1 for point in points):
             raise SettingError("costs", "no call over a single token was measured", "Measure one.")
         self._base_s, self._context_s = fit(self.points)
+        # The longest context of a call that was measured or observed.
         self._longest = max((point.context_tokens for point in points), default=0)
-        """the longest context of a call that was measured or observed"""
         self._learned = Correction(is_growth_guessed=not self._longest)
         self._prefill_error = 0.0
         self._tables: dict[int, Curve] = {}
 
     @property
     def is_measured(self) -> bool:
-        """Whether the curve was measured, rather than estimated or guessed."""
+        """Rather than estimated or guessed."""
         return bool(self.points) and not self.is_estimate
 
     @property
     def is_known(self) -> bool:
-        """Whether its seconds mean anything: calls were measured or observed."""
+        """Its seconds mean something: calls were measured or observed."""
         return bool(self.points) or self.num_observed > 0
 
     @property
@@ -209,8 +203,7 @@ class CallCosts:
 
     @property
     def drift(self) -> float:
-        """Present times against the measured ones, where nothing is stored; 1 for a curve that was not
-        measured."""
+        """Present times against measured ones, where nothing is stored; 1 if none were measured."""
         return math.exp(self._learned.scale[0]) if self.is_measured else 1.0
 
     # Asking
@@ -275,9 +268,9 @@ class CallCosts:
 
     def follow(self, other: CallCosts, context: int) -> None:
         """No call was seen for a while: what was learned about all calls alike gives way to the present drift
-        of another model here, and what was learned about prompts is forgotten. What slowed this model down
-        may be over, and one that seems too slow is not asked again. Before any call at half of such a context
-        was seen, stored tokens are taken to add as much to a call, in parts, as they add to the other's."""
+        of another model here, and what was learned about prompts is forgotten, since what slowed this one
+        down may be over. Before any call at half of such a context was seen, stored tokens are taken to add
+        as much to a call, in parts, as they add to the other's."""
         learned = self._learned
         if self._longest < context / 2 and context >= _BAND_TOKENS:
             share = other.call_s(1, context=context) / other.call_s(1, context=0) - 1

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from outrider.costs.curve import MAX_TOKENS, CallCosts, Curve
 
-LONGEST_DRAFT = 16
-"""tokens of the longest draft that is looked at"""
+LONGEST_DRAFT = 16  # tokens of the longest that is looked at
 
 
 def expected_tokens(num_drafted: int, acceptance: float) -> float:
@@ -26,17 +23,11 @@ def expected_tokens(num_drafted: int, acceptance: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What the calls of a step cost, in any unit of time.
+    """What the calls of a step cost, in any unit of time."""
 
-    Args:
-        target_s: Target calls over 1, 2, … tokens.
-        draft_s: A draft model's call; 0 for drafts that are looked up.
-        first_draft_s: Its first call in a draft, which reads the target's own token along; None: as any.
-    """
-
-    target_s: Sequence[float] | Curve
-    draft_s: float = 0.0
-    first_draft_s: float | None = None
+    target_s: Sequence[float] | Curve  # target calls over 1, 2, … tokens
+    draft_s: float = 0.0  # a draft model's call; 0 for drafts that are looked up
+    first_draft_s: float | None = None  # its first, which reads the target's own token along; None: as any
 
     @classmethod
     def of(cls, target: CallCosts, draft: CallCosts | None = None) -> StepCosts:
@@ -53,26 +44,15 @@ class StepCosts:
         return (float(self.target_s[num_drafted]) + drafting_s) / float(self.target_s[0])
 
     def speedup(self, num_drafted: int, acceptance: float) -> float:
-        """Of drafts of so many tokens over plain decoding; `acceptance` as in `expected_tokens`."""
-        return expected_tokens(num_drafted, acceptance) / self.ratio(num_drafted)
+        """Of drafts of so many tokens over plain decoding.
 
-    def best_speedup(self, acceptance: float) -> float:
-        """At the best length of 1 or more.
-
-        >>> StepCosts([1.0, 1.0, 4.0], 0.25).best_speedup(0.5)
+        >>> StepCosts([1.0, 1.0, 4.0], 0.25).speedup(1, 0.5)
         1.2
         """
-        return max(self.speedup(n, acceptance) for n in self._lengths)
-
-    def best_speedup_along(self, accepted: Sequence[float]) -> float:
-        """At the best length, 0 among them: `accepted` are the shares of drafts of which the first 1, 2, …
-        tokens are all accepted."""
-        tokens: list[float] = np.cumsum([1.0, *accepted]).tolist()
-        return max([1.0, *(tokens[n] / self.ratio(n) for n in self._lengths if n < len(tokens))])
+        return expected_tokens(num_drafted, acceptance) / self.ratio(num_drafted)
 
     def break_even(self, num_drafted: int) -> float | None:
-        """The acceptance from which drafts of so many tokens are no slower than plain decoding; None where
-        even those that are always accepted are slower."""
+        """The acceptance from which drafts of so many tokens are no slower than plain ones; None: none."""
         ratio, low, high = self.ratio(num_drafted), 0.0, 1.0
         if not 1 < ratio <= num_drafted + 1:
             return 0.0 if ratio <= 1 else None
@@ -82,12 +62,13 @@ class StepCosts:
         return high
 
     def least_needed(self) -> tuple[float, int] | None:
-        """The least acceptance at which some length pays, and that length; None where none does."""
-        found = [(self.break_even(n), n) for n in self._lengths]
+        """The least acceptance at which some length pays, and that length."""
+        found = [(self.break_even(n), n) for n in self.lengths]
         return min(((value, n) for value, n in found if value is not None), default=None)
 
     @property
-    def _lengths(self) -> range:
+    def lengths(self) -> range:
+        """Of 1 token or more."""
         return range(1, min(LONGEST_DRAFT, len(self.target_s) - 1) + 1)
 
 

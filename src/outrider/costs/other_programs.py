@@ -9,10 +9,8 @@ from time import monotonic, process_time, sleep
 from typing import NamedTuple
 
 STAT = Path("/proc/stat")
-_DISTURBING_CORES = 0.25
-"""Other programs that take more than this from the threads of a model disturb what is measured."""
-_MIN_SECONDS = 0.25
-"""The system counts in hundredths of a second for each core: less time than this says little."""
+_DISTURBING_CORES = 0.25  # that others take from the threads of a model from which on they disturb
+_MIN_SECONDS = 0.25  # less time says little: the system counts in hundredths of a second for each core
 _LOOK_S = 0.33
 
 
@@ -38,7 +36,7 @@ def read_cpu_time() -> CpuTime | None:
 
 
 class OtherPrograms:
-    """Watches them from the time on that it is made."""
+    """Watches them from then on."""
 
     def __init__(self, read: Callable[[], CpuTime | None] = read_cpu_time) -> None:
         self._read, self._first = read, read()
@@ -61,8 +59,3 @@ def look() -> OtherPrograms:
     others = OtherPrograms()
     sleep(_LOOK_S)
     return others
-
-
-def is_quiet(spare_cores: float) -> bool:
-    """Whether they disturb nothing at the moment; takes a third of a second."""
-    return not look().disturb(spare_cores)

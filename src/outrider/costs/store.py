@@ -17,12 +17,11 @@ from outrider.core.errors import SettingError
 from outrider.core.files import check_writable, parse_json, reason_of, write_whole
 from outrider.core.notices import notify
 from outrider.costs.curve import SCHEMA, CallCosts
-from outrider.costs.other_programs import OtherPrograms, is_quiet
+from outrider.costs.other_programs import OtherPrograms, look
 from outrider.models.cache import read_entry, write_entry
 from outrider.models.hub import cache_dir
 
-_WEIGHT = 0.3
-"""What a session has learned moves the stored curve this far: a busy afternoon makes all calls slower."""
+_WEIGHT = 0.3  # what a session has learned moves the stored curve this far: it may have been a busy one
 _MIN_OBSERVED = 32  # sessions with fewer calls leave the stored curve as it is
 _BUSY_CORES = "cores_of_other_programs"
 BUSY = (
@@ -40,17 +39,13 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a curve was measured with. Two that are equal share a curve.
-
-    `file` is the model's `fingerprint`, `build` the native library's, `machine` names processor,
-    devices and cores, `settings` are the load options that change the curve, and the rows of logits.
-    """
+    """What a curve was measured with. Two that are equal share a curve."""
 
     model: str
-    file: str
-    build: str
-    machine: str
-    settings: Mapping[str, str | int | bool | float]
+    file: str  # the model's `fingerprint`
+    build: str  # the native library's
+    machine: str  # processor, devices and cores
+    settings: Mapping[str, str | int | bool | float]  # load options that change the curve, and rows of logits
 
     def key(self) -> str:
         """A name for files. The model's own name plays no part in it: a renamed file is the same."""
@@ -67,6 +62,10 @@ def _place(subject: Subject) -> Path:
     return costs_dir() / f"{subject.key()}.json"
 
 
+def _entry(subject: Subject, costs: CallCosts) -> dict[str, Any]:
+    return {"subject": asdict(subject), "costs": costs.as_json()}
+
+
 def known_costs(
     subject: Subject, measure: Callable[[], CallCosts], *, spare_cores: float = math.inf, fresh: bool = False
 ) -> CallCosts:
@@ -76,7 +75,7 @@ def known_costs(
         costs = CallCosts.from_json(data.get("costs"))
         return None if costs.is_estimate else costs
 
-    def write(costs: CallCosts) -> Mapping[str, Any]:
+    def write(costs: CallCosts) -> dict[str, Any]:
         return _entry(subject, costs)
 
     return remembered(_place(subject), measure, read=read, write=write, spare_cores=spare_cores, fresh=fresh)
@@ -104,7 +103,7 @@ def costs_at_once(subject: Subject, glance: Callable[[], CallCosts]) -> tuple[Ca
 
 
 def _of_machine(subject: Subject) -> Iterator[CallCosts]:
-    """All that is kept of a subject's machine, library and settings."""
+    """All that is kept of its machine, library and settings."""
     for place in costs_dir().glob("*.json"):
         data = read_entry(place) or {}
         try:
@@ -120,10 +119,6 @@ def store_refined(subject: Subject, costs: CallCosts) -> None:
     if costs.num_observed >= _MIN_OBSERVED:
         place = _place(subject)
         write_entry(place, (read_entry(place) or {}) | _entry(subject, costs.refined(_WEIGHT)), quiet=True)
-
-
-def _entry(subject: Subject, costs: CallCosts) -> dict[str, Any]:
-    return {"subject": asdict(subject), "costs": costs.as_json()}
 
 
 def remembered(
@@ -151,7 +146,7 @@ def remembered(
         else:
             if found is not None and not data.get(_BUSY_CORES):
                 return found
-            if found is not None and not is_quiet(spare_cores):
+            if found is not None and look().disturb(spare_cores):
                 notify(BUSY)
                 return found
     others = OtherPrograms()
@@ -188,20 +183,15 @@ def export_costs(path: Path, pair: PairCosts) -> None:
 
 def import_costs(path: Path) -> PairCosts:
     """Read what `export_costs` wrote. Raises SettingError, which names the file."""
-    way_out = "Write it again: outrider costs."
+    way_out = "Name a file that `outrider costs --costs FILE` wrote."
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
-        reason = f"it cannot be read ({reason_of(error)})"
-        way_out = "Name a file that `outrider costs --costs FILE` wrote."
-        raise SettingError(str(path), reason, way_out) from error
+        raise SettingError(str(path), f"it cannot be read ({reason_of(error)})", way_out) from error
     except ValueError as error:
         raise SettingError(str(path), f"not JSON ({error})", way_out) from None
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA or "target" not in data:
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise SettingError(str(path), f"not of the schema {SCHEMA}", way_out)
-    target, draft, about = (data.get(name) for name in ("target", "draft", "about"))
-    return PairCosts(
-        CallCosts.from_json(target, f"{path}, target"),
-        None if draft is None else CallCosts.from_json(draft, f"{path}, draft"),
-        about if isinstance(about, dict) else None,
-    )
+    target = CallCosts.from_json(data.get("target"), f"{path}, target")
+    draft = CallCosts.from_json(data["draft"], f"{path}, draft") if data.get("draft") else None
+    return PairCosts(target, draft, data.get("about"))

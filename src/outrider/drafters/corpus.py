@@ -22,29 +22,28 @@ from outrider.core.errors import SettingError
 from outrider.core.files import FileList, chunks, list_files, parse_json, reason_of, write_private
 from outrider.core.notices import notify
 from outrider.core.numbers import counted
-from outrider.drafters.lookup import IndexReader, LookupDrafter
-from outrider.drafters.suffix_array import ContextIndex, Laid, Places, lay_out, sort_contexts
+from outrider.drafters.lookup import ContextIndex, LookupDrafter, RunningText
 from outrider.models.hub import cache_dir
 from outrider.models.vocab import tokenizer_id
 
 _UNUSED_S = 30 * 24 * 3600.0
 
 Progress = Callable[[str], None]
-"""Called with what is being done and how much of it is, in words."""
+"""Called with what is being done and how much of it is."""
 
 
 class _Stored(NamedTuple):
     """An index as it is kept, and a line about it: `identity` must be that of the files for it to be used."""
 
-    laid: Laid
-    places: Places
+    contexts: ContextIndex
     identity: str
     line: str
 
     def save(self, path: Path) -> None:
         """Raises OSError."""
-        stored = BytesIO()
-        np.savez(stored, laid=self.laid, places=self.places, about=np.array(json.dumps(self[2:])))
+        stored, laid = BytesIO(), np.frombuffer(self.contexts.stored, ">u4")
+        about = np.array(json.dumps([self.identity, self.line]))
+        np.savez(stored, laid=laid, places=np.asarray(self.contexts.places), about=about)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.parent.chmod(0o700)
         for other in path.parent.iterdir():
@@ -57,7 +56,8 @@ class _Stored(NamedTuple):
         """Raises FileNotFoundError, or ValueError for anything that `save` did not write."""
         try:
             with path.open("rb") as file, np.load(file) as stored:  # checks that it is whole
-                found = cls(stored["laid"], stored["places"], *parse_json(str(stored["about"])))
+                index = ContextIndex(stored["laid"].tobytes(), stored["places"])
+                found = cls(index, *parse_json(str(stored["about"])))
             os.utime(path)
         except (BadZipFile, EOFError, KeyError, RuntimeError, TypeError) as error:
             raise ValueError(str(path)) from error
@@ -89,7 +89,7 @@ def open_corpus(
         except OSError as error:
             notify(f"the index of the corpus cannot be kept in {path.parent} ({reason_of(error)})")
     notify(found.line)
-    return ContextIndex(found.laid.tobytes(), found.places)
+    return found.contexts
 
 
 def _built(paths: Sequence[Path], files: FileList, vocabulary: Vocabulary, progress: Progress) -> _Stored:
@@ -100,10 +100,8 @@ def _built(paths: Sequence[Path], files: FileList, vocabulary: Vocabulary, progr
         raise SettingError(", ".join(map(str, paths)), why, "Name files or folders with text in UTF-8.")
     size = str(num_tokens) if num_tokens < 1e5 else f"{num_tokens / 1e6:.1f} M"
     line = f"corpus: indexed {counted(len(texts), 'file')}, {size} tokens" + (skipped and f"; {skipped}")
-    laid = lay_out(texts)
-    del texts
-    places = sort_contexts(laid, lambda n, total: progress(f"sorting, round {n + 1} of {total}"))
-    return _Stored(laid, places, files.identity, line)
+    index = ContextIndex.build(texts, lambda n, total: progress(f"sorting, round {n + 1} of {total}"))
+    return _Stored(index, files.identity, line)
 
 
 def _read(files: FileList, vocabulary: Vocabulary, progress: Progress) -> Iterator[npt.NDArray[np.int32]]:
@@ -124,17 +122,14 @@ def _read(files: FileList, vocabulary: Vocabulary, progress: Progress) -> Iterat
         before += size
 
 
-class CorpusDrafter(LookupDrafter[list[int]]):
+class CorpusDrafter(LookupDrafter[RunningText]):
     """Drafts from a corpus."""
 
     name = "corpus"
 
     def __init__(self, index: ContextIndex) -> None:
         super().__init__()
-        self._index = index
+        self._indexes = [index]
 
     def begin(self, sequence: int, request: Request) -> None:
-        self._texts[sequence] = list(request.prompt)
-
-    def _reader(self, sequence: int) -> IndexReader:
-        return self._index.reader(self._texts[sequence])
+        self._texts[sequence] = RunningText(request.prompt, lambda: self._indexes)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from outrider.core.data import Request
-from outrider.drafters.lookup import MIN_MATCH, IndexReader, LookupDrafter
-from outrider.drafters.suffix_array import DEPTH, ContextIndex
+from outrider.drafters.lookup import DEPTH, ContextIndex, LookupDrafter, RunningText
 
 _MAX_SCOPES = 64
-BLOCK_TOKENS = 64
-"""in steps of which a text is compared with the beginnings of those that are remembered"""
+BLOCK_TOKENS = 64  # in steps of which a text is compared with the beginnings of those that are remembered
+
+_Texts = list[tuple[Sequence[int], list[int]]]
+"""What of each text was not known before, and the keys of its blocks; the oldest first"""
 
 
 class Memory:
@@ -26,13 +27,15 @@ class Memory:
     def __init__(self, max_tokens: int = 200_000) -> None:
         self._max_recent = max_tokens // 8
         self._max_old = max_tokens - self._max_recent
-        self._texts: deque[tuple[Sequence[int], Sequence[int]]] = deque()
-        """what of each was not known before, and the keys of its blocks; the oldest first"""
-        self._num_old = self._recent_tokens = 0  # texts in the large index, and tokens of the others
-        self.num_tokens = 0
+        self._recent_texts: _Texts = []
+        self._old_texts: _Texts = []
         self._keys: set[int] = set()
-        self._old: ContextIndex | None = None
         self._recent: ContextIndex | None = None
+        self._old: ContextIndex | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return _num_tokens(self._old_texts) + _num_tokens(self._recent_texts)
 
     def add(self, text: Sequence[int]) -> None:
         keys = _block_keys(text)
@@ -43,30 +46,27 @@ class Memory:
         # Something of what is known stays in front, for matches that reach across.
         text = text[max(known - DEPTH, 0) :][-self._max_old :]
         # As numbers in a row: objects, which other work left, would keep the memory around them in use.
-        self._texts.append((array("i", text), new))
+        self._recent_texts.append((array("i", text), new))
         self._keys.update(new)
-        self.num_tokens += len(text)
-        self._recent_tokens += len(text)
         self._recent = None
-        if self._recent_tokens > self._max_recent:
-            self._merge()
-
-    def _merge(self) -> None:
-        """Make all texts old ones, but for the oldest, for which there is no room."""
-        while self.num_tokens > self._max_old:
-            text, keys = self._texts.popleft()
-            self._keys.difference_update(keys)
-            self.num_tokens -= len(text)
-        self._num_old, self._recent_tokens = len(self._texts), 0
-        self._old = self._recent = None
+        if _num_tokens(self._recent_texts) > self._max_recent:
+            self._old_texts += self._recent_texts
+            self._recent_texts, self._old = [], None
+            excess = self.num_tokens - self._max_old
+            while excess > 0:
+                oldest, keys = self._old_texts.pop(0)
+                self._keys.difference_update(keys)
+                excess -= len(oldest)
 
     def indexes(self) -> list[ContextIndex]:
         """That of the newest texts first."""
-        if self._recent is None or self._old is None:
-            texts = [text for text, _ in self._texts]
-            self._recent = self._recent or ContextIndex.build(texts[self._num_old :])
-            self._old = self._old or ContextIndex.build(texts[: self._num_old])
+        self._recent = self._recent or ContextIndex.build([text for text, _ in self._recent_texts])
+        self._old = self._old or ContextIndex.build([text for text, _ in self._old_texts])
         return [self._recent, self._old]
+
+
+def _num_tokens(texts: _Texts) -> int:
+    return sum(len(text) for text, _ in texts)
 
 
 def _block_keys(text: Sequence[int]) -> list[int]:
@@ -78,7 +78,7 @@ def _block_keys(text: Sequence[int]) -> list[int]:
     return keys
 
 
-class EarlierDrafter(LookupDrafter[list[int]]):
+class EarlierDrafter(LookupDrafter[RunningText]):
     """Drafts from the texts of earlier requests of the same scope: each scope has a `Memory`, to which every
     request that ends adds its text. Of many scopes the one used longest ago is forgotten. `memory` is that of
     requests without a scope. `recall` gives the texts of a new one, the oldest first.
@@ -98,25 +98,20 @@ class EarlierDrafter(LookupDrafter[list[int]]):
         self._running: dict[int, Memory] = {}  # the memory of each sequence's scope
 
     def begin(self, sequence: int, request: Request) -> None:
-        self._texts[sequence] = list(request.prompt)
         if request.scope not in self._memories:
             self._memories[request.scope] = Memory()
             for text in self._recall(request.scope):
                 self._memories[request.scope].add(text)
-        memory = self._memories[request.scope]
+        memory = self._running[sequence] = self._memories[request.scope]
         self._memories.move_to_end(request.scope)
         if len(self._memories) > _MAX_SCOPES:
             self._memories.popitem(last=False)
         memory.indexes()  # now rather than in a step
-        self._running[sequence] = memory
-
-    def _reader(self, sequence: int) -> IndexReader:
-        text, indexes = self._texts[sequence], self._running[sequence].indexes()
-        return IndexReader(indexes, text[-DEPTH:], MIN_MATCH, DEPTH)
+        self._texts[sequence] = RunningText(request.prompt, memory.indexes)
 
     def end(self, sequence: int) -> None:
         """Its text is remembered."""
-        self._running.pop(sequence).add(self._texts.pop(sequence))
+        self._running.pop(sequence).add(self._texts.pop(sequence).tokens)
 
     def reset(self) -> None:
         """Forget every sequence, and every text for good."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import takewhile
 from time import perf_counter
 from typing import cast
 
@@ -34,8 +34,7 @@ from outrider.models.vocab import Alignment
 
 _PREFILL_CHUNK_TOKENS = 256
 _SPARE_TOKENS = 32  # of a context, for what is drafted
-_MIN_SAVED_TOKENS = 64
-"""What a sequence holds beyond the next prompt may be cut without a copy where it is fewer."""
+_MIN_SAVED_TOKENS = 64  # fewer that a sequence holds beyond the next prompt may be cut without a copy
 _FARTHEST = 60.0  # a logit so far above the best common one leaves that one no probability that counts
 _MIN_COPIED_TOKENS = 8  # for fewer than these more, what a sequence holds itself is not given up
 
@@ -46,8 +45,8 @@ class _Context:
 
     final: list[int] = field(default_factory=list)
     start: int = 0  # where in `final` the model began to read
+    # From there on, tokens whose KV is stored; runs ahead of `final` by what was drafted.
     evaluated: list[int] = field(default_factory=list)
-    """tokens from there on whose KV is stored; runs ahead of `final` by what was drafted"""
     agree: int = 0  # how many of these are as in `final`
     prompt_length: int = 0
     scope: str = ""
@@ -96,8 +95,7 @@ class ModelDrafter:
     is_free = False
 
     def __init__(self, model: Model, alignment: Alignment) -> None:
-        self.model = model
-        self.alignment = alignment
+        self.model, self.alignment = model, alignment
         self.block: int = getattr(model, "block", 1)
         self._is_head: bool = getattr(model, "is_head", False)
         self._spread: Row | None = None
@@ -106,12 +104,12 @@ class ModelDrafter:
         self._chunk_tokens = max(1, min(_PREFILL_CHUNK_TOKENS, model.max_batch_tokens // model.max_sequences))
         fits = alignment.window <= model.context_length - 2 * _SPARE_TOKENS
         self._window = alignment.window if fits else 0
+        # Tokens of the longest text that it drafts for.
         self.longest_text = sys.maxsize if self._window else model.context_length
-        """tokens of the longest text that it drafts for"""
         self._ends = model.vocabulary.ends_generation
         self._contexts: dict[int, _Context] = {}  # that whose request began last comes last
+        # Called before a sequence's KV is given up, or much of it.
         self.on_evict: Callable[[int], object] = lambda _sequence: None
-        """called before a sequence's KV is given up, or much of it"""
 
     # Committed tokens
 
@@ -246,7 +244,7 @@ class ModelDrafter:
             # Drafted tokens come along with the last ones.
             if not reads_prompt and context.num_unread <= max(1, self._chunk_tokens // 2):
                 return True
-            if request.max_step_s is not None and begun.work != DraftWork():
+            if request.max_step_s is not None and (begun.read.prefill_calls or begun.calls):
                 return False
             end = (context.prompt_length if reads_prompt else len(context.final)) - 1
             begin = context.start + context.agree
@@ -269,8 +267,7 @@ class ModelDrafter:
 
     def next_span(self, sequence: int, inputs: DraftInput, top: int) -> Span | None:
         """What a call evaluates of a sequence: committed and drafted tokens that the model has not read, and
-        as much of the guess as there is room for. None where the former do not fit call or context, or where
-        the text ends. `top`: as in `Span`."""
+        as much of the guess as there is room for. None where the former do not fit, or the text ends."""
         context, drafted = self._contexts[sequence], self.alignment.read(inputs.drafted)
         if inputs.drafted and (not drafted or self._ends(drafted[-1])):
             return None
@@ -287,18 +284,14 @@ class ModelDrafter:
         room = min(self._chunk_tokens, self.model.context_length - stored) - len(tokens)
         if room < 0:
             return None
-        guess = self._guess(inputs.guess[:room]) if inputs.guess else ()
+        guess: Sequence[int] = ()
+        if inputs.guess and self.reads_ahead:  # as much of it as the model can read, one of its ids for each
+            read = self.alignment.read(inputs.guess[:room])
+            if len(read) == len(inputs.guess[:room]):
+                guess = list(takewhile(lambda token: not self._ends(token), read))[: self._chunk_rows - 1]
         # The first drafted tokens follow what is committed, and may be rejected.
         is_first = bool(drafted) and stored <= held
         return Span(sequence, (*tokens, *guess), stored, 1 + len(guess), is_first, top)
-
-    def _guess(self, guess: Sequence[int]) -> list[int]:
-        """As much of a guess as the model can read, in its ids, one for each token."""
-        tokens = self.alignment.read(guess) if self.reads_ahead else []
-        if len(tokens) != len(guess):
-            return []
-        is_inside = takewhile(lambda token: not self._ends(token), tokens)
-        return list(islice(is_inside, self._chunk_rows - 1))
 
     def decode(self, spans: Sequence[Span], begun: ModelRound, *, of_prompt: bool = False) -> list[Logits]:
         num_tokens = sum([len(span.tokens) for span in spans])
@@ -307,9 +300,9 @@ class ModelDrafter:
         rows = self.model.decode(spans)
         seconds = perf_counter() - before
         if of_prompt:
-            begun.work += DraftWork(prefill_calls=1, prefill_s=seconds, prefill_tokens=num_tokens)
+            begun.read += DraftWork(prefill_calls=1, prefill_s=seconds, prefill_tokens=num_tokens)
         else:
-            begun.work += DraftWork(1, seconds, call_tokens=(num_tokens,))
+            begun.calls.append((num_tokens, seconds))
         for span in spans:
             context = self._contexts[span.sequence]
             context.evaluated.extend(span.tokens)
@@ -399,8 +392,14 @@ class ModelRound:
         self._drafter = drafter
         self.ready: dict[int, tuple[DraftRequest, int]] = {}
         """the requests whose text the model has read, with their `Span.top`"""
-        self.work = DraftWork()
+        self.read = DraftWork()
+        self.calls: list[tuple[int, float]] = []  # their tokens and seconds
         self._blocks: dict[int, Block] | None = None  # what a block drafter said, good for the whole round
+
+    @property
+    def work(self) -> DraftWork:
+        seconds, tokens = sum([s for _, s in self.calls]), tuple([n for n, _ in self.calls])
+        return self.read + DraftWork(len(tokens), seconds, call_tokens=tokens)
 
     def step(self, inputs: Mapping[int, DraftInput]) -> dict[int, Iterator[DraftToken]]:
         drafter, ready = self._drafter, self.ready

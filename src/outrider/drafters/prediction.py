@@ -15,12 +15,9 @@ from outrider.core.data import Request
 from outrider.core.sequences import common_prefix
 from outrider.drafters.lookup import LookupDrafter, Match
 
-SURE_TOKENS = 8
-"""tokens that agree before a place is taken for the right one; as many count for the start"""
-TOKEN_BITS = 4.0
-"""weight of a token that agrees with a place; each doubling of the distance takes 1 away"""
-MAX_PLACES = 32
-"""places that are compared, on either side of where the answer departed"""
+SURE_TOKENS = 8  # that agree before a place is taken for the right one; as many count for the start
+TOKEN_BITS = 4.0  # weight of a token that agrees with a place; each doubling of the distance takes 1 away
+MAX_PLACES = 32  # that are compared, on either side of where the answer departed
 
 
 class _Place:
@@ -32,8 +29,7 @@ class _Place:
 
     def __init__(self, prediction: Sequence[int]) -> None:
         self._tokens = list(prediction)
-        self._ends: defaultdict[int, list[int]] = defaultdict(list)
-        """where each token occurs, as the number of tokens up to it"""
+        self._ends: defaultdict[int, list[int]] = defaultdict(list)  # numbers of tokens up to each, by token
         for end, token in enumerate(prediction, start=1):
             self._ends[token].append(end)
         self._recent: tuple[int, ...] = ()  # the last tokens of the answer
@@ -62,16 +58,15 @@ class _Place:
         here = bisect_left(ends, self._departed)
         best, place, agreed = 0.0, self._departed, 0
         for end in ends[max(here - MAX_PLACES, 0) : here + MAX_PLACES]:
-            length = self._agreement(end)
+            expected = self._tokens[max(end - SURE_TOKENS, 0) : end]
+            length = common_prefix(reversed(self._recent), reversed(expected))
             weight = TOKEN_BITS * length - math.log2(1 + abs(end - self._departed))
             if weight > best:
                 best, place, agreed = weight, end, length
         return place, agreed
 
-    def _agreement(self, end: int) -> int:
-        """How many of the answer's last tokens precede a place."""
-        expected = self._tokens[max(end - SURE_TOKENS, 0) : end]
-        return common_prefix(reversed(self._recent), reversed(expected))
+    def reader(self) -> _Place:
+        return copy(self)
 
     def find(self) -> Match | None:
         if self._agreed == 0 or self._place == len(self._tokens):
@@ -88,6 +83,3 @@ class PredictionDrafter(LookupDrafter[_Place]):
         self.end(sequence)
         if request.prediction:
             self._texts[sequence] = _Place(request.prediction)
-
-    def _reader(self, sequence: int) -> _Place:
-        return copy(self._texts[sequence])  # a place of its own

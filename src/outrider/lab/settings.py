@@ -82,7 +82,7 @@ class Setting:
         if self.drafters == "none":
             return FixedPolicy(0)
         if self.draft_max is not None:
-            return FixedPolicy(self.draft_max, 0, self.p_min)
+            return FixedPolicy(self.draft_max, self.p_min)
         [draft] = draft_costs.values() if self.uses_model and draft_costs else [None]
         curve = None if draft is None else _copy(draft)
         limits = Drafting("auto" if self.drafters == "both" else self.drafters)

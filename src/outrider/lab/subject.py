@@ -247,7 +247,7 @@ class Subject:
         """Steps in which the draft model drafts a few tokens each time, on the first tokens of an answer."""
         drafter = ModelDrafter(draft.model, draft.alignment)
         engine = (draft.feeder or self.target).engine
-        engine.equip((drafter,), FixedPolicy(_PROBED_LENGTH, 0, 0.0))
+        engine.equip((drafter,), FixedPolicy(_PROBED_LENGTH, 0.0))
         engine.reset()
         request = request_of(case, answer.prompt, answer.seed)
         most = min(request.max_tokens or _PROBED_TOKENS, _PROBED_TOKENS)

@@ -434,7 +434,8 @@ class _Run:
         for size, lost in zip(sizes, lost_ratios(order, sizes, held_out), strict=True):
             lost = 0.0 if size == whole else lost
             step_s = before.step_s * (1 - ratio * (1 - size / whole))
-            speedup = StepCosts(calls_s, step_s).best_speedup(before.agreement * (1 - lost))
+            costs, agreement = StepCosts(calls_s, step_s), before.agreement * (1 - lost)
+            speedup = max(costs.speedup(n, agreement) for n in costs.lengths)
             found.append(Choice(size, lost, step_s, speedup))
         return tuple(found)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice, takewhile
 
 from outrider.core.contracts import Drafters, DraftInput, DraftRequest, Lookup
@@ -39,16 +39,12 @@ from outrider.policy.state import (
     refused,
 )
 
-LONGEST_DRAFT = 64
-"""tokens; V(n) is measured as far"""
-MAX_GUESS = 16
-"""lookup tokens that a call of the draft model reads ahead"""
+LONGEST_DRAFT = 64  # tokens; V(n) is measured as far
+MAX_GUESS = 16  # lookup tokens that a call of the draft model reads ahead
 _LONG_TEXT = 1000  # tokens from which on it is said that costs are those of so many
 _TOKEN_MEMORY = 0.97  # weight of the older tokens in λ: about the last 30 count
-_MAX_CONSTRAINED_DRAFT = 40
-"""tokens of a draft that the draft model takes part in, where a constraint forces a part of them"""
-_MIN_USEFUL_PROB = 0.01
-"""Lookup tokens are not looked for where their prefix acceptance probability is below this."""
+_MAX_CONSTRAINED_DRAFT = 40  # tokens of a draft with the draft model, where a constraint forces some
+_MIN_USEFUL_PROB = 0.01  # prefix acceptance probability below which lookup tokens are not looked for
 _CATCH_UP_STEPS = 10  # steps over which the cost of evaluating unread tokens is spread, since they profit too
 _WITHOUT_MODEL = 0.9  # what a token takes without the draft model, in plain steps: lookups go on
 MAX_LOSS = 4.0
@@ -58,36 +54,34 @@ EXPLORATION_SHARE = 0.02
 """… A model that is expected to lose is asked to learn how good it is, for as much of a text's steps."""
 
 
-@dataclass(slots=True)
 class SequenceDraft:
-    """A draft under construction (`fixed.Growing`). A call of the draft model reads ahead what lookups offer:
-    where both say the same the token is confirmed, and where they differ the likelier is taken."""
+    """A draft under construction (`fixed.Growing`), of at most `max_length` tokens. A call of the draft model
+    reads ahead up to `max_guess` tokens that lookups offer: where both say the same the token is confirmed,
+    and where they differ the likelier is taken."""
 
-    state: PolicyState
-    text: RequestState
-    request: DraftRequest
-    lookups: Sequence[Lookup]
-    max_length: int
-    max_guess: int = 0  # lookup tokens that a call of the draft model can check
-    is_asked: bool = False  # whether the draft model is
-    candidate: list[DraftToken] = field(init=False)  # what lookups offer
-    tokens: list[DraftToken] = field(init=False)
-    """what is drafted before the draft model's next token, with calibrated estimates"""
-    suffix: list[DraftToken] = field(init=False)  # what lookups add to it
-    offers: list[tuple[int, DraftToken]] = field(default_factory=list)
-    """what the model offered, taken or not, with its place in the draft and its own calibrated estimate"""
-    _average: float = field(init=False)
-    _costs: StepCosts = field(init=False)
-    _input: DraftInput = field(default=DraftInput(()))
-
-    def __post_init__(self) -> None:
-        self.candidate = self._look_up()
+    def __init__(
+        self,
+        state: PolicyState,
+        text: RequestState,
+        request: DraftRequest,
+        lookups: Sequence[Lookup],
+        max_length: int,
+        max_guess: int,
+    ) -> None:
+        self.state, self.text, self.request, self.lookups = state, text, request, lookups
+        self.max_length, self.max_guess = max_length, max_guess
+        self.is_asked = False  # whether the draft model is
+        self.candidate = self._look_up()  # what lookups offer
         num_forced = sum(1 for _ in takewhile(lambda token: token.source == FORCED, self.candidate))
+        # What is drafted before the draft model's next token, with calibrated estimates; what lookups add.
         self.tokens, self.suffix = self.candidate[:num_forced], self.candidate[num_forced:]
-        self._average = self.text.confidence
+        self.offers: list[tuple[int, DraftToken]] = []
+        """what the model offered, taken or not, with its place in the draft and its calibrated estimate"""
+        self._average = text.confidence
+        self._costs: StepCosts
+        self._input = DraftInput(())
 
     def _estimator(self, source: str) -> tuple[Estimator, RequestBias]:
-        """How good this drafter's tokens are in such a text, and in this one."""
         is_constrained = self.request.constraint is not None
         return self.state.estimator(source, constrained=is_constrained), self.text.biases[source]
 
@@ -121,8 +115,7 @@ class SequenceDraft:
         self, lookup: Lookup, drafted: Sequence[int], limit: int, prefix_prob: float
     ) -> tuple[float, list[DraftToken]]:
         """A lookup's expected tokens and its offer, as far as it is useful."""
-        found: list[DraftToken] = []
-        prefix_probs: list[float] = []
+        found, prefix_probs = list[DraftToken](), list[float]()
         if prefix_prob >= _MIN_USEFUL_PROB:
             for token in islice(lookup.propose(self.request.sequence, drafted), limit):
                 found.append(self._calibrated(token))
@@ -183,7 +176,6 @@ class SequenceDraft:
         return self._costs.longest(MAX_MODEL_DRAFT if is_free else _MAX_CONSTRAINED_DRAFT)
 
     def _guess(self, costs: StepCosts) -> list[DraftToken]:
-        """What of the lookups' offer the next call reads."""
         most = min(self.max_guess, self._longest - len(self.tokens) - 1)
         if not self.suffix or not most:
             return []
@@ -237,7 +229,7 @@ class SequenceDraft:
         return offer._replace(acceptance=own)
 
     def _sampled_token_pays(self, acceptance: float, average: float) -> bool:
-        """Whether a token that cannot be removed pays, alone or with those that may follow."""
+        """Whether one more pays, alone or with those that may follow."""
         costs, length = self._costs, len(self.tokens)
         drafted = [*_acceptance(self.tokens), acceptance]
         before, after = expected_rewards(drafted, costs)[-2:]
@@ -374,8 +366,6 @@ class AutoPolicy:
         return self._cut(drafts, costs, work), work
 
     def _begun(self, drafters: Drafters, request: DraftRequest) -> SequenceDraft:
-        if request.sequence not in self._texts:
-            self.begin(request.sequence, 1, None)
         text, drafters = self._texts[request.sequence], drafters.for_request(request.drafting)
         max_length, max_guess = min(request.max_tokens, self.draft_max), 0
         if drafters.model is not None:
@@ -413,8 +403,7 @@ class AutoPolicy:
         if limits_s:
             num_fixed = sum(fixed for _, fixed in found)
             costs = costs.limited(min(limits_s) - work.model_s - work.prefill_s, num_fixed=num_fixed)
-        candidates = [([token.acceptance for token in tokens], fixed) for tokens, fixed in found]
-        lengths = allocate(candidates, costs)
+        lengths = allocate([(_acceptance(tokens), fixed) for tokens, fixed in found], costs)
         return [Draft(tuple(tokens[:length])) for (tokens, _), length in zip(found, lengths, strict=True)]
 
     # Learning
@@ -423,12 +412,12 @@ class AutoPolicy:
         if not records:
             return
         steps, plain_s = list(records.values()), 0.0
-        held = sum(self._texts[sequence].draft.held for sequence in records if sequence in self._texts)
+        held = sum(self._texts[sequence].draft.held for sequence in records)
         self.state.learn_costs(steps, held)
         if all(record.kind == "decode" and not record.read_tokens for record in steps):
             plain_s = self.state.plain_step_s(sum(record.position for record in steps), len(steps))
         for sequence, record in records.items():
-            if record.kind == "decode" and sequence in self._texts:
+            if record.kind == "decode":
                 self._learn(self._texts[sequence], self._drafts.pop(sequence, None), record, plain_s)
 
     def _learn(

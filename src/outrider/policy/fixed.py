@@ -4,7 +4,7 @@ constraint says about them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Protocol
 
@@ -12,9 +12,7 @@ from outrider.core.contracts import Drafters, DraftInput, DraftModel, DraftReque
 from outrider.core.data import Draft, DraftToken, DraftWork, StepRecord
 from outrider.core.errors import SettingError
 
-FORCED = "grammar"
-"""The source of forced tokens."""
-
+FORCED = "grammar"  # the source of forced tokens
 _FORCED_ACCEPTANCE = 0.995  # the text is certain, but the model may prefer another tokenization of it
 
 
@@ -43,8 +41,7 @@ def permitted(request: DraftRequest, drafted: Sequence[int], offer: list[DraftTo
 class Growing(Protocol):
     """A draft under construction."""
 
-    @property
-    def request(self) -> DraftRequest: ...
+    request: DraftRequest
 
     def next_input(self) -> DraftInput: ...
 
@@ -73,24 +70,17 @@ class FixedPolicy:
     Args:
         draft_max: The most drafted tokens of a step (0 decodes plainly), not counting those that a constraint
             forces before them and after.
-        draft_min: A draft of point masses that has fewer tokens is dropped; a sampled one is kept (see the
-            package's docstring).
         p_min: A draft ends before a token whose estimated acceptance is below this.
         hand_over: The same for lookups while a draft model could be asked instead.
     """
 
     draft_max: int = 8
-    draft_min: int = 0
     p_min: float = 0.65
     hand_over: float = 0.7
 
     def __post_init__(self) -> None:
         if self.draft_max < 0:
             raise SettingError("draft max", f"{self.draft_max} is negative", "Give 0 (off) or more.")
-        if not 0 <= self.draft_min <= self.draft_max:
-            raise SettingError(
-                "draft min", f"{self.draft_min} is out of range", f"Give 0 to draft max ({self.draft_max})."
-            )
         for name, value in (("draft p-min", self.p_min), ("hand over", self.hand_over)):
             if not 0 <= value <= 1:
                 raise SettingError(name, f"{value} is not a probability", "Give 0 to 1.")
@@ -112,22 +102,16 @@ class FixedPolicy:
     def observe(self, records: Mapping[int, StepRecord]) -> None: ...
 
 
-@dataclass(slots=True)
 class _FixedDraft:
-    """One request's draft."""
+    """One request's draft: what a constraint forces; then a drafter's tokens, and what is forced between
+    them."""
 
-    request: DraftRequest
-    policy: FixedPolicy
-    tokens: list[DraftToken] = field(init=False)
-    """what a constraint forces; then a drafter's own, and what is forced between them"""
-    num_forced: int = field(init=False)
-    _room: int = field(init=False)
-    _asks_model: bool = False
-
-    def __post_init__(self) -> None:
-        self.tokens = forced(self.request)
+    def __init__(self, request: DraftRequest, policy: FixedPolicy) -> None:
+        self.request, self.policy = request, policy
+        self.tokens = forced(request)
         self.num_forced = len(self.tokens)
-        self._room = max(min(self.request.max_tokens - self.num_forced, self.policy.draft_max), 0)
+        self._room = max(min(request.max_tokens - self.num_forced, policy.draft_max), 0)
+        self._asks_model = False
 
     def look_up(self, drafters: Drafters) -> bool:
         """Take the first offer of a lookup; whether the draft model is to be asked, since there is none or a
@@ -138,7 +122,7 @@ class _FixedDraft:
             offers = islice(lookup.propose(self.request.sequence, prefix), self._room)
             likely = list(takewhile(lambda token: token.acceptance >= p_min, offers))
             offer = permitted(self.request, prefix, likely)
-            if offer and len(offer) >= self.policy.draft_min:
+            if offer:
                 self.tokens += offer
                 return False
         self._asks_model = has_model and self._room > 0
@@ -152,14 +136,11 @@ class _FixedDraft:
         if offer is None or offer.acceptance < self.policy.p_min:
             return False
         self.tokens.append(offer)
-        self.tokens += forced(self.request, ids(self.tokens))
+        if self.request.constraint is not None:
+            self.tokens += forced(self.request, ids(self.tokens))
         return len(self.tokens) - self.num_forced < self._room
 
     def finish(self) -> Draft:
-        own = self.tokens[self.num_forced :]
-        is_short = self._asks_model and len(own) < self.policy.draft_min
-        if is_short and not any(token.drawn_from for token in own):
-            return Draft(tuple(self.tokens[: self.num_forced]))
-        if self._asks_model or not own:
+        if self._asks_model or len(self.tokens) == self.num_forced:
             return Draft(tuple(self.tokens))
         return Draft((*self.tokens, *forced(self.request, ids(self.tokens))))

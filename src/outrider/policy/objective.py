@@ -18,15 +18,15 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-MAX_MODEL_DRAFT = 16
-"""tokens; the prefix acceptance probability of longer drafts is small"""
-_PRIOR_TOKENS, _PRIOR_RATIO = 30.0, 0.75
-"""λ starts as this part of a plain step and counts for so many tokens"""
+MAX_MODEL_DRAFT = 16  # tokens; the prefix acceptance probability of longer drafts is small
+_PRIOR_TOKENS, _PRIOR_RATIO = (
+    30.0,
+    0.75,
+)  # λ starts as this part of a plain step and counts for so many tokens
 _MIN_REMAINING = 24  # an answer is expected to go on for as many tokens as it has, and at first for so many
+# No more than this part of what the answer took plainly is spent on reading its prompt, or so many steps …
 PREFILL_SHARE, PREFILL_STEPS = 0.15, 3.5
-"""No more than this part of what the answer took plainly is spent on reading its prompt or so many steps …"""
-GAIN_SHARE = 0.25
-"""… but as much as this part of what the draft model gained in earlier answers."""
+GAIN_SHARE = 0.25  # … but as much as this part of what the draft model gained in earlier answers
 _MAX_AVERAGE = 0.98  # of confidence: no draft goes on for ever
 
 
@@ -41,28 +41,18 @@ def reward_per_token(
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What a step costs and earns, in seconds.
+    """What a step costs and earns, in seconds."""
 
-    Args:
-        reward_s: λ.
-        calls_s: V: the target's call with 0, 1, … drafted tokens.
-        recompute_s: What 0, 1, … tokens cost that the next call evaluates again; None where a rejection costs
-            nothing.
-        plain_s: The step without drafts.
-        num_sequences: Those that share it.
-        draft_step_s: d: one more step of the draft model.
-        first_draft_s: Its first step, where it also reads 0, 1, … tokens of a lookup's.
-        block: Tokens that its first step drafts: the steps after it cost nothing.
-    """
-
-    reward_s: float
-    calls_s: Array
-    recompute_s: Array | None = None
-    plain_s: float = 0.0
-    num_sequences: int = 1
-    draft_step_s: float = 0.0
-    first_draft_s: Array = field(default_factory=lambda: np.zeros(1))
-    block: int = 1
+    reward_s: float  # λ
+    calls_s: Array  # V: the target's call with 0, 1, … drafted tokens
+    recompute_s: Array | None = None  # what it costs to evaluate 0, 1, … tokens again; None: nothing is
+    plain_s: float = 0.0  # the step without drafts
+    num_sequences: int = 1  # those that share it
+    draft_step_s: float = 0.0  # d: one more step of the draft model
+    first_draft_s: Array = field(
+        default_factory=lambda: np.zeros(1)
+    )  # its first, with 0, 1, … guessed tokens
+    block: int = 1  # tokens that its first step drafts: the steps after it cost nothing
 
     @property
     def max_length(self) -> int:
@@ -138,8 +128,8 @@ def asking_value(
     stop_s: float = 0.0,
 ) -> float:
     """What the next call of the draft model earns less what it costs. `guess` is the acceptance of lookup
-    tokens that the call checks: after those that the model confirms it goes on for the price of one step.
-    Where it is wrong, what stopping earns (`stop_s`) is left."""
+    tokens that it checks: after those that it confirms it goes on for the price of one step. Where it is
+    wrong, what stopping earns (`stop_s`) is left."""
     values_s = continuation_values(length, average, prefix_prob, costs, max_length, len(guess))
     if not guess:
         return values_s[0]

@@ -46,11 +46,10 @@ GAIN_RATE = 0.2  # weight of an answer in the mean of what the draft model gaine
 
 @dataclass(slots=True)
 class RequestBias:
-    """How one drafter's offers to one request differ from those to others: in log odds, and how often the
-    first token of an offer, verified or not, was right (a moving average)."""
+    """How one drafter's offers to one request differ from those to others."""
 
-    value: float = 0.0
-    recently_right: float = 0.5
+    value: float = 0.0  # in log odds
+    recently_right: float = 0.5  # how often the first token of an offer was, verified or not
 
     def note_first(self, correct: bool) -> None:
         self.recently_right = _RECENT_MEMORY * self.recently_right + (1 - _RECENT_MEMORY) * correct
@@ -76,17 +75,16 @@ def initial_weights(name: str, num_features: int) -> tuple[float, ...]:
 
 
 class Estimator:
-    """The acceptance of one drafter's tokens, over all texts."""
+    """The acceptance of one drafter's tokens, over all texts: `weights` of the features, none before any was
+    seen. Raises ValueError where they are no numbers."""
 
     def __init__(self, name: str, weights: Sequence[float] = ()) -> None:
-        """`weights` are those of the features; none before any was seen. Raises ValueError where they are no
-        numbers."""
         self.name, self.weights = name, list(weights)
         if not all(map(math.isfinite, self.weights)):
             raise ValueError("its coefficients are damaged")
 
     def probability(self, evidence: Sequence[float], bias: RequestBias) -> float:
-        """The probability that a token of this evidence is accepted, given that all before it were."""
+        """That a token of this evidence is accepted, given that all before it were."""
         return self._probability(features(evidence, bias.recently_right), bias)
 
     def learn(self, evidence: Sequence[float], bias: RequestBias, correct: bool) -> None:
@@ -122,7 +120,7 @@ def _joined(weights: tuple[float, float, float], lookup: float, model: float) ->
 
 
 def average_after(average: float, acceptance: float) -> float:
-    """A moving average of confidence after a token of this estimated acceptance."""
+    """The moving average of confidence after a token of this estimated acceptance."""
     return _CONFIDENCE_MEMORY * average + (1 - _CONFIDENCE_MEMORY) * acceptance
 
 
@@ -156,15 +154,14 @@ class RequestState:
 
 SCHEMA = "outrider.acceptance/2"
 CALIBRATION_KEY = "outrider.draft.acceptance"
-"""In the metadata of a draft model's file, a string: what is known of its acceptance, in JSON. Confidence is
-calibrated differently in every model."""
-
+"""In the metadata of a draft model's file: what is known of its acceptance, in JSON. Confidence is calibrated
+differently in every model."""
 PretrainedCalibration = Mapping[str, Any]
 """What that says (`PolicyState.as_json`)."""
 
+# Of calls without drafts, the most frequent ones, only one of so many is learned from once enough were seen:
+# learning takes a noticeable part of a small model's step.
 _MIN_OBSERVED, _PLAIN_INTERVAL = 16, 8
-"""Of calls without drafts, the most frequent ones, only one of so many is learned from once enough were seen:
-learning takes a noticeable part of a small model's step."""
 _OWN_RATE = 0.1  # weight of a step in the mean of the engine's own times
 
 
@@ -175,13 +172,12 @@ class PolicyState:
         self.costs = costs
         self.draft_costs = draft_costs or CallCosts()
         self.block = 1  # tokens that a call of the draft model drafts
-        self.verified = Counter[str]()
-        self.accepted = Counter[str]()
-        """drafted tokens that the target reached, and those that it accepted, by drafter"""
+        self.verified = Counter[str]()  # drafted tokens that the target reached, by drafter
+        self.accepted = Counter[str]()  # and those that it accepted
         self.mean_confidence = MEAN_CONFIDENCE
         self.usual_gain = 0.0  # what the draft model gained in an answer lately, in plain steps
+        # The engine's own time in a step, for each drafted token, and for each call of the draft model.
         self.own_step_s = self.own_token_s = self.own_call_s = 0.0
-        """the engine's own time in a step, for each drafted token, and for each call of the draft model"""
         self._estimators: dict[str, Estimator] = {}
 
     # Asking
@@ -221,8 +217,7 @@ class PolicyState:
         target_s = self.costs.calls_s(most + 1, context=context, others=others)
         target_s = target_s + self.own_token_s * np.arange(most + 1)
         recompute_s: Array | None = None
-        again = [request.recomputed for request in requests if request.recomputed is not None]
-        if again:
+        if again := [request.recomputed for request in requests if request.recomputed is not None]:
             first = max(others - sum(again) // size, 0) + 1
             recompute_s = target_s - self.costs.call_s(first, context=context)
         spent_s, emitted = sum(text.spent_s for text in texts), sum(text.emitted for text in texts)
@@ -238,9 +233,8 @@ class PolicyState:
         draft_s = draft.calls_s(unread + most, context=held, others=size - 1) + self.own_call_s
         if size > 1:  # the others draft as well, and bear their part
             draft_s = draft_s - draft.call_s(size - 1, context=held) * (size - 1) / size
-        return replace(
-            costs, draft_step_s=float(draft_s[0]), first_draft_s=draft_s[unread - 1 :], block=self.block
-        )
+        step_s, first_s = float(draft_s[0]), draft_s[unread - 1 :]
+        return replace(costs, draft_step_s=step_s, first_draft_s=first_s, block=self.block)
 
     # Learning
 

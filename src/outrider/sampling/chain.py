@@ -119,9 +119,10 @@ class Chain:
 
 def _of_few(few: TopLogits, params: SamplingParams) -> Distribution:
     """The distribution of the k most likely tokens after top-p, min-p and temperature (above 0)."""
-    argmax(few)  # refuses what is no number
     logits: list[float] = few.logits[: params.top_k].tolist()
     best, size = logits[0], len(logits)
+    if not math.isfinite(best):
+        argmax(few)  # refuses what is no number
     if logits[-1] == -math.inf:
         size = logits.index(-math.inf)
     kept = size
@@ -314,5 +315,5 @@ def draw(distribution: Distribution, rng: np.random.Generator) -> int:
     if len(distribution.probs) == 1:
         return int(distribution.tokens[0])
     cumulative = distribution.probs.cumsum()
-    i = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
+    i = int(cumulative.searchsorted(rng.random() * cumulative[-1], side="right"))
     return int(distribution.tokens[min(i, len(cumulative) - 1)])

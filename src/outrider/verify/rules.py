@@ -113,15 +113,15 @@ def verify_block(target: Sequence[Distribution], draft: Draft, rng: np.random.Ge
 
     Each uniform is used once, as in `verify_tokens`.
     """
-    offered = _offered(draft)
-    ratios = block_ratios(target, draft.tokens, offered)
+    offered, tokens = _offered(draft), draft.tokens
+    ratios = block_ratios(target, tokens, offered)
     for i in range(len(ratios) - 1, 0, -1):
         accept = block_accept(target, offered, ratios, i)
         if accept >= 1 or (accept > 0 and rng.random() < accept):
-            if i == len(draft):
+            if i == len(tokens):
                 return Verdict(i, draw(target[i], rng), "bonus")
             return Verdict(i, draw(residual(target[i], offered[i], ratios[i]), rng), "recovered")
-    if not draft.tokens:
+    if not tokens:
         return Verdict(0, draw(target[0], rng), "bonus")
     return Verdict(0, draw(residual(target[0], offered[0]), rng), "recovered")
 

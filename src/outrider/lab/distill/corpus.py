@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, pad
 from torch.nn.utils.rnn import pad_sequence
 
-from outrider.costs.expected_speed import LONGEST_DRAFT, StepCosts
+from outrider.costs.expected_speed import StepCosts
 from outrider.lab.distill.answers import Example
 from outrider.models.vocab.subset import Subset
 
@@ -202,7 +202,7 @@ class Predictions:
 def expected_speedup(answers: Sequence[Predictions], costs: StepCosts) -> float:
     """Over plain decoding, of drafts of the best length that begin at each position of the answers."""
     positions = sum(len(answer.matches) for answer in answers)
-    accepted = np.zeros(min(LONGEST_DRAFT, len(costs.target_s) - 1))
+    accepted = np.zeros(len(costs.lengths))
     for answer in answers:
         are_right = answer.matches
         for ahead in range(min(len(accepted), len(are_right))):
@@ -210,7 +210,8 @@ def expected_speedup(answers: Sequence[Predictions], costs: StepCosts) -> float:
             run = answer.matches[ahead:]
             are_right = are_right[: len(run)] & run
             accepted[ahead] += are_right.sum()
-    return costs.best_speedup_along((accepted / max(positions, 1)).tolist())
+    tokens = 1 + (accepted / max(positions, 1)).cumsum()
+    return max([1.0, *(float(tokens[n - 1]) / costs.ratio(n) for n in costs.lengths)])
 
 
 LogitsOf = Callable[[TrainingBatch], Tensor]
