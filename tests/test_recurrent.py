@@ -4,7 +4,6 @@ ones."""
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -226,7 +225,7 @@ def test_other_logits_after_going_back_are_found_out(tmp_path: Path, monkeypatch
         first = spans[0]
         if first.sequence in went_back:
             went_back.discard(first.sequence)
-            spans = [replace(first, tokens=tuple(token // 2 for token in first.tokens)), *spans[1:]]
+            spans = [first._replace(tokens=tuple(token // 2 for token in first.tokens)), *spans[1:]]
         return decode(self, spans)
 
     monkeypatch.setattr(GgufModel, "truncate", noted)

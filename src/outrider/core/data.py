@@ -67,8 +67,7 @@ TARGET = "target"
 """The source of the target's own tokens, recovered or bonus."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One sequence's share of a model call.
 
     Args:

@@ -130,10 +130,12 @@ def _of_few(few: TopLogits, params: SamplingParams) -> Distribution:
         least, kept = float(np.float32(best + math.log(params.min_p))), 1
         while kept < size and logits[kept] >= least:
             kept += 1
+    if kept == 1:
+        return point_mass(int(few.tokens[0]))
     if params.top_p < 1:
         reached = list(accumulate([math.exp(logit - best) for logit in logits[:kept]]))
         # If it needs the last of them for the mass of these alone, it needs it for that of all.
-        if kept > 1 and reached[-2] >= params.top_p * reached[-1]:
+        if reached[-2] >= params.top_p * reached[-1]:
             reached = list(accumulate([math.exp(logit - best) for logit in logits[:size]]))
             kept = min(kept, bisect_left(reached, params.top_p * reached[-1]) + 1)
     weights = [math.exp((logit - best) / params.temperature) for logit in logits[:kept]]

@@ -70,7 +70,7 @@ class HeadModel(GgufModel):
         waiting = [_after(span, read.get(span.sequence, 0)) for span in spans]
         rows: dict[int, Logits] = {}
         while waiting := [span for span in waiting if span.tokens]:
-            singles = [replace(span, tokens=span.tokens[:1], rows=1) for span in waiting]
+            singles = [span._replace(tokens=span.tokens[:1], rows=1) for span in waiting]
             found = super().decode(singles)
             for i, (single, logits) in enumerate(zip(singles, found, strict=True)):
                 self._note(single, self._own_state(i))
@@ -85,7 +85,7 @@ class HeadModel(GgufModel):
         if self._states.knows_any(span.sequence):  # else a call without a text is being measured
             known = (self._states.before(span.sequence, span.start + i) is not None for i in range(count))
             count = sum(takewhile(bool, known))
-        return replace(span, tokens=span.tokens[:count], rows=0) if count else None
+        return span._replace(tokens=span.tokens[:count], rows=0) if count else None
 
     def _note(self, span: Span, own: State | None) -> None:
         """The tokens of such a part, or a single one, were read; `own` is the head's state of the last."""
@@ -349,7 +349,7 @@ def open_own(target: GgufModel, capacity_tokens: int) -> HeadModel:
 
 
 def _after(span: Span, count: int) -> Span:
-    return replace(span, tokens=span.tokens[count:], start=span.start + count)
+    return span._replace(tokens=span.tokens[count:], start=span.start + count)
 
 
 def _without_first(span: Span) -> Span:

@@ -504,4 +504,4 @@ class GgufModel:
 
 def _whole(spans: Sequence[Span]) -> list[Span]:
     """Spans that ask for whole rows."""
-    return [replace(span, top=0) for span in spans]
+    return [span._replace(top=0) for span in spans]

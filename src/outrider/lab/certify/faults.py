@@ -238,7 +238,7 @@ class _ShortRewind(Followed):
             self.num_broken += 1
             tokens, left = (*tokens[:same], taken_back[same], *tokens[same + 1 :]), ()
         self.stored[span.sequence] = (*stored[: span.start], *tokens, *left)
-        return replace(span, tokens=tokens)
+        return span._replace(tokens=tokens)
 
 
 # What heads read (`drafts`), which changes drafts and no text.

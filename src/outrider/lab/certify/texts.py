@@ -62,7 +62,7 @@ class RowRecorder(Followed):
         self.rows: dict[tuple[int, ...], bytes] = {}
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        found: list[Logits] = self.inner.decode([replace(span, top=0) for span in spans])
+        found: list[Logits] = self.inner.decode([span._replace(top=0) for span in spans])
         for span, logits in zip(spans, found, strict=True):
             stored = (*self.stored.get(span.sequence, ())[: span.start], *span.tokens)
             self.stored[span.sequence] = stored
