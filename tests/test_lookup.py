@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import asked
+from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
+from outrider.cli.report import SOURCE_STYLES, source_name
 from outrider.core.contracts import Lookup
 from outrider.core.data import Draft
+from outrider.core.notices import collect_notices
 from outrider.core.sequences import common_prefix
 from outrider.drafters import earlier, lookup, prediction
 from outrider.drafters.earlier import BLOCK_TOKENS, EarlierDrafter, Memory
@@ -29,6 +33,8 @@ from outrider.drafters.lookup import (
     TextIndex,
 )
 from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.registry import DRAFTERS, build_drafters
+from outrider.models.vocab import align
 
 
 def propose(drafter: Lookup, *, sequence: int = 0, max_tokens: int = 8, prefix: Sequence[int] = ()) -> Draft:
@@ -658,3 +664,30 @@ def test_only_the_request_that_expects_it_gets_it_and_it_ends_with_that() -> Non
     drafter.begin(0, asked(PROMPT, prediction=ANSWER))
     drafter.reset()
     assert propose(drafter) == Draft()
+
+
+# What a session builds, and how people see each
+
+WORDS = FakeVocabulary("ab ")
+
+
+def test_settings_that_ask_for_all_get_each_drafter_under_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a b a b")
+    draft = FakeModel(WORDS, random_logits(WORDS.size))
+    drafters = build_drafters("target", WORDS, corpus=[tmp_path], draft=(draft, align(WORDS, WORDS)))
+    assert [drafter.name for drafter in drafters] == [kind.name for kind in DRAFTERS]
+    assert [drafter.is_free for drafter in drafters] == [kind.name != "draft" for kind in DRAFTERS]
+
+
+def test_what_is_switched_off_or_impossible_is_not_built() -> None:
+    assert [drafter.name for drafter in build_drafters("t", WORDS, lookup=False)] == ["prediction"]
+    with collect_notices() as notices:
+        drafters = build_drafters("t", WORDS, can_rewind=False, corpus=[Path("nowhere")])
+    assert [drafter.name for drafter in drafters] == ["lookup", "earlier"]
+    assert notices == ["the corpus is not used: t cannot take rejected drafts back"]
+
+
+def test_people_see_every_drafter_by_a_name_and_a_colour_of_its_own() -> None:
+    styles = [SOURCE_STYLES[kind.name] for kind in DRAFTERS]
+    assert len(set(styles)) == len(styles) and all(styles)
+    assert all(source_name(kind.name) == kind.title for kind in DRAFTERS)

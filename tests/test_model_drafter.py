@@ -49,6 +49,12 @@ def drafter_of(model: FakeModel) -> ModelDrafter:
     return ModelDrafter(model, align(VOCABULARY, VOCABULARY))
 
 
+def begun(model: FakeModel | None = None, prompt: Sequence[int] = PROMPT) -> ModelDrafter:
+    drafter = drafter_of(model or FakeModel(ENDLESS, OTHER))
+    drafter.begin(0, asked(prompt))
+    return drafter
+
+
 def propose(
     drafter: ModelDrafter,
     length: int,
@@ -79,8 +85,7 @@ def test_a_draft_of_checkpoints_reads_no_more_than_its_last_drafts_again(
 ) -> None:
     rng = np.random.default_rng(seed)
     model = FakeModel(ENDLESS, OTHER, rewind="checkpoints")
-    drafter = drafter_of(model)
-    drafter.begin(0, asked(PROMPT))
+    drafter = begun(model)
     text, read = list(PROMPT), 0
     for length, num_prefix in rounds:
         whole: tuple[int, ...] = ()
@@ -111,8 +116,7 @@ def test_a_draft_follows_the_prefix_and_what_held_of_both_is_not_evaluated_again
     read with the last committed ones. What is evaluated again is only what was rejected."""
     rng = np.random.default_rng(seed)
     model = FakeModel(ENDLESS, OTHER)
-    drafter = drafter_of(model)
-    drafter.begin(0, asked(PROMPT))
+    drafter = begun(model)
     text, in_vain = list(PROMPT), 0
     for num_prefix, length, is_right in steps:
         offered: list[int] = []
@@ -139,8 +143,7 @@ def test_a_draft_follows_the_prefix_and_what_held_of_both_is_not_evaluated_again
 
 
 def test_a_token_that_is_not_taken_has_cost_its_step_and_ends_the_draft() -> None:
-    drafter = drafter_of(FakeModel(ENDLESS, OTHER))
-    drafter.begin(0, asked(PROMPT))
+    drafter = begun()
     draft, _ = propose(drafter, 6)
     least = min(draft.acceptance)
     place = draft.acceptance.index(least)
@@ -159,8 +162,7 @@ def test_a_token_that_is_not_taken_has_cost_its_step_and_ends_the_draft() -> Non
 
 def test_nobody_asked_for_costs_nothing() -> None:
     model = FakeModel(ENDLESS, OTHER)
-    drafter = drafter_of(model)
-    drafter.begin(0, asked(PROMPT))
+    drafter = begun(model)
     drafter.begin(1, asked(PROMPT))
     draft = Extending(DraftRequest(1, 3, sampler()))
     work = grow(drafter, [draft])
@@ -198,8 +200,7 @@ def test_the_drafts_context_ends_before_the_targets() -> None:
 
 def test_a_prompt_longer_than_the_drafts_context_is_not_read_by_it() -> None:
     model = FakeModel(ENDLESS, LANGUAGE, context_length=12)
-    drafter = drafter_of(model)
-    drafter.begin(0, asked(PROMPT * 3))
+    drafter = begun(model, PROMPT * 3)
     assert propose(drafter, 4) == (Draft(), DraftWork())
     assert model.calls == []
 
@@ -281,8 +282,7 @@ def test_a_window_that_does_not_fit_the_context_is_none() -> None:
 
 def test_a_new_request_keeps_what_it_has_in_common() -> None:
     model = FakeModel(ENDLESS, OTHER)
-    drafter = drafter_of(model)
-    drafter.begin(0, asked(PROMPT))
+    drafter = begun(model)
     propose(drafter, 3)
     drafter.end(0)
     drafter.begin(0, asked((*PROMPT[:4], 3, 3)))
@@ -295,8 +295,7 @@ def test_a_new_request_keeps_what_it_has_in_common() -> None:
 
 
 def test_low_confidence_ends_a_draft_and_is_what_is_claimed() -> None:
-    drafter = drafter_of(FakeModel(ENDLESS, OTHER))
-    drafter.begin(0, asked(PROMPT))
+    drafter = begun()
     draft, _ = propose(drafter, 8)
     sure = []
     for i, token in enumerate(draft.tokens):
@@ -317,8 +316,7 @@ def test_a_draft_stops_after_an_end_token() -> None:
         return row
 
     model = FakeModel(VOCABULARY, ends_third)
-    drafter = drafter_of(model)
-    drafter.begin(0, asked(PROMPT))
+    drafter = begun(model)
     draft, work = propose(drafter, 8)
     assert draft.tokens == (1, 1, VOCABULARY.size - 1)
     assert work.calls == 3
@@ -348,8 +346,7 @@ class Unreliable(FakeModel):
 @pytest.mark.parametrize("num_observed", [1, 5, 12])
 def test_after_a_failed_call_it_catches_up(forgets: bool, stores: bool, num_observed: int) -> None:
     model = Unreliable(ENDLESS, OTHER, max_batch_tokens=8, max_sequences=2)
-    drafter = drafter_of(model)
-    drafter.begin(0, asked(PROMPT))
+    drafter = begun(model)
     propose(drafter, 3)
     drafter.observe(0, [3, 3, 3])
     model.failing, model.forgets, model.stores = True, forgets, stores
@@ -435,8 +432,7 @@ def test_a_draft_whose_common_tokens_are_all_barred_offers_nothing() -> None:
 def test_a_damaged_draft_model_is_an_error_of_its_own() -> None:
     broken = FakeModel(VOCABULARY, lambda _tokens: np.full(VOCABULARY.size, np.nan, dtype=np.float32))
     for sampling in (GREEDY, SAMPLED, SamplingParams(banned=(1,))):
-        drafter = drafter_of(broken)
-        drafter.begin(0, asked(PROMPT))
+        drafter = begun(broken)
         with pytest.raises(BackendError):
             propose(drafter, 3, sampling, drawn=sampling is SAMPLED)
 
@@ -452,8 +448,7 @@ def test_bans_and_penalties_are_the_drafts_too() -> None:
 
 
 def test_the_distributions_of_the_most_likely_tokens_are_given_on_request() -> None:
-    drafter = drafter_of(FakeModel(ENDLESS, OTHER))
-    drafter.begin(0, asked(PROMPT))
+    drafter = begun()
     silent, _ = propose(drafter, 3, SAMPLED)
     assert silent.probs is None and silent.compared_probs == ()
     drafter.begin(0, asked(PROMPT))
@@ -500,8 +495,7 @@ def test_a_guess_changes_no_token_and_spares_a_call_for_each_that_it_confirms(
 ) -> None:
     rng = np.random.default_rng(seed)
     model = FakeModel(ENDLESS, OTHER)
-    drafter = drafter_of(model)
-    drafter.begin(0, asked(PROMPT))
+    drafter = begun(model)
     text = list(PROMPT)
     for length, num_right in steps:
         right = greedy_continuation(OTHER, text, length)
@@ -523,8 +517,7 @@ def test_a_guess_changes_no_sampled_token() -> None:
 
     found: list[list[DraftToken]] = []
     for guess in ((), (1, 2, 3), None):
-        drafter = drafter_of(FakeModel(ENDLESS, OTHER))
-        drafter.begin(0, asked(PROMPT))
+        drafter = begun()
         known = [token.token for token in found[0]] if guess is None else list(guess)
         draft = Extending(DraftRequest(0, 5, sampler(SAMPLED), place_draw), guess=known)
         found.append(draft.tokens)
@@ -541,8 +534,7 @@ def test_a_guess_changes_no_sampled_token() -> None:
 @pytest.mark.parametrize("rewind", ["none", "checkpoints", "window"])
 def test_what_cannot_be_forgotten_is_not_read(rewind: RewindKind) -> None:
     model = FakeModel(ENDLESS, OTHER, rewind=rewind)
-    drafter = drafter_of(model)
-    drafter.begin(0, asked(PROMPT))
+    drafter = begun(model)
     right = greedy_continuation(OTHER, PROMPT, 3)
     draft = Extending(DraftRequest(0, 3, sampler()), guess=right)
     assert grow(drafter, [draft]).calls == 3
@@ -553,8 +545,7 @@ def test_what_cannot_be_forgotten_is_not_read(rewind: RewindKind) -> None:
 
 
 def test_a_sampled_draft_counts_its_places_and_its_penalties_from_the_prefix_on() -> None:
-    drafter = drafter_of(FakeModel(ENDLESS, OTHER))
-    drafter.begin(0, asked(PROMPT))
+    drafter = begun()
     places: list[int] = []
 
     def first(distribution: Distribution, place: int) -> int:
@@ -572,8 +563,7 @@ def test_a_sampled_draft_counts_its_places_and_its_penalties_from_the_prefix_on(
 
 
 def test_the_prefix_takes_its_part_of_the_drafts_context() -> None:
-    drafter = drafter_of(FakeModel(ENDLESS, OTHER, context_length=10))
-    drafter.begin(0, asked(PROMPT))
+    drafter = begun(FakeModel(ENDLESS, OTHER, context_length=10))
     assert len(propose(drafter, 8, prefix=(3, 3))[0]) == 10 - len(PROMPT) - 2 + 1  # the last one is not read
 
 
