@@ -1,5 +1,5 @@
-"""Heads as drafters, on tiny models of random weights: a model's own (MTP), those of files (EAGLE-3, MTP), block
-drafters (DFlash, DFlash2, DSpark: no file of real ones was at hand) and Gemma 4 assistants."""
+"""Heads as drafters, on tiny models of random weights: a model's own (MTP), those of files (EAGLE-3, MTP),
+block drafters (DFlash, DFlash2, DSpark: no file of real ones was at hand) and Gemma 4 assistants."""
 
 import json
 from collections.abc import Iterator

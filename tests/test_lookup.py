@@ -673,18 +673,20 @@ WORDS = FakeVocabulary("ab ")
 
 def test_settings_that_ask_for_all_get_each_drafter_under_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a b a b")
-    draft = FakeModel(WORDS, random_logits(WORDS.size))
-    drafters = build_drafters("target", WORDS, corpus=[tmp_path], draft=(draft, align(WORDS, WORDS)))
+    model = FakeModel(WORDS, random_logits(WORDS.size))
+    drafters = build_drafters(model, corpus=[tmp_path], draft=(model, align(WORDS, WORDS)))
     assert [drafter.name for drafter in drafters] == [kind.name for kind in DRAFTERS]
     assert [drafter.is_free for drafter in drafters] == [kind.name != "draft" for kind in DRAFTERS]
 
 
 def test_what_is_switched_off_or_impossible_is_not_built() -> None:
-    assert [drafter.name for drafter in build_drafters("t", WORDS, lookup=False)] == ["prediction"]
+    model = FakeModel(WORDS, random_logits(WORDS.size))
+    assert [drafter.name for drafter in build_drafters(model, lookup=False)] == ["prediction"]
+    unable = FakeModel(WORDS, random_logits(WORDS.size), rewind="none")
     with collect_notices() as notices:
-        drafters = build_drafters("t", WORDS, can_rewind=False, corpus=[Path("nowhere")])
+        drafters = build_drafters(unable, corpus=[Path("nowhere")])
     assert [drafter.name for drafter in drafters] == ["lookup", "earlier"]
-    assert notices == ["the corpus is not used: t cannot take rejected drafts back"]
+    assert notices == ["the corpus is not used: fake cannot take rejected drafts back"]
 
 
 def test_people_see_every_drafter_by_a_name_and_a_colour_of_its_own() -> None:

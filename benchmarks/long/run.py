@@ -283,8 +283,8 @@ def draft(given: Any, rows: Sequence[Row]) -> Iterator[Row]:
         model = pair.target.open(size, max_sequences=1, capacity_tokens=size)
         timer = CallTimer(model, "last", perf_counter, Random(0))
         for mark in MARKS:
-            times, before = [perf_counter()], timer.stored()
-            while (missing := mark - timer.stored()) > 0:
+            times, before = [perf_counter()], timer.model.length(0)
+            while (missing := mark - timer.model.length(0)) > 0:
                 timer.fill(missing)
             times.append(perf_counter())
             state = model.save(0)

@@ -51,19 +51,15 @@ class CallTimer:
     rows are asked for as `Span.top` says."""
 
     def __init__(self, model: Model, rows: Rows, clock: Clock, rng: random.Random, *, top: int = 0) -> None:
-        self._model, self._rows, self._top, self._clock = model, rows, top, clock
+        self.model, self._rows, self._top, self._clock = model, rows, top, clock
         self._tokens = ordinary_tokens(model.vocabulary, rng)
         self.largest = min(MAX_TOKENS, model.max_batch_tokens, model.context_length)
         if rows == "all":
             self.largest = min(self.largest, model.max_rows)
 
     def clear(self) -> None:
-        for sequence in range(self._model.max_sequences):
-            self._model.truncate(sequence, 0)
-
-    def stored(self) -> int:
-        """Tokens in the first sequence."""
-        return self._model.length(0)
+        for sequence in range(self.model.max_sequences):
+            self.model.truncate(sequence, 0)
 
     def __enter__(self) -> Self:
         try:
@@ -80,21 +76,21 @@ class CallTimer:
 
     def call_s(self, num_tokens: int) -> float:
         """Seconds of one call over so many tokens of the first sequence; what it stored is forgotten."""
-        length = self._model.length(0)
+        length = self.model.length(0)
         rows = num_tokens if self._rows == "all" else 1
         span = Span(0, self._take(length, num_tokens), length, rows, checkpoint=rows > 1, top=self._top)
         before = self._clock()
-        self._model.decode([span])
+        self.model.decode([span])
         seconds = self._clock() - before
-        self._model.truncate(0, self._model.reach(0, length))
+        self.model.truncate(0, self.model.reach(0, length))
         return seconds
 
     def fill(self, num_tokens: int) -> float:
         """Store up to so many further tokens in the first sequence, in one call; its seconds per token."""
-        length = self._model.length(0)
-        tokens = self._take(length, min(num_tokens, _CHUNK_TOKENS, self._model.max_batch_tokens))
+        length = self.model.length(0)
+        tokens = self._take(length, min(num_tokens, _CHUNK_TOKENS, self.model.max_batch_tokens))
         before = self._clock()
-        self._model.decode([Span(0, tokens, length, 0)])
+        self.model.decode([Span(0, tokens, length, 0)])
         return (self._clock() - before) / len(tokens)
 
     def _take(self, start: int, num_tokens: int) -> tuple[int, ...]:
@@ -219,7 +215,7 @@ class _Plan(CallTimer):
         for context in _CONTEXTS:
             if context + largest > longest:
                 break
-            while (missing := context - self.stored()) > 0:
+            while (missing := context - self.model.length(0)) > 0:
                 token_s = self.prefill_token_s or self._expected_s(largest) / largest
                 if self._clock() + token_s * missing + _MIN_ROUNDS * round_s > until:
                     return found

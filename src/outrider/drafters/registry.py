@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from outrider.core.contracts import Drafter, Model, Vocabulary
+from outrider.core.contracts import Drafter, Model
 from outrider.core.notices import notify
 from outrider.drafters.corpus import CorpusDrafter, Progress, open_corpus
 from outrider.drafters.earlier import EarlierDrafter
@@ -34,10 +34,8 @@ DRAFTERS = (
 
 
 def build_drafters(
-    target_name: str,
-    vocabulary: Vocabulary,
+    target: Model,
     *,
-    can_rewind: bool = True,
     lookup: bool = True,
     corpus: Sequence[Path] = (),
     progress: Progress = lambda _what: None,
@@ -46,18 +44,18 @@ def build_drafters(
 ) -> list[Drafter]:
     """Drafters in the order in which they are asked, the most often correct first.
 
-    `can_rewind`: the target can forget rejected tokens. `lookup` is about the text so far and the session's
-    earlier ones; `corpus` are files and folders, which are indexed first (`progress` is called). `draft` is a
-    draft model and how its vocabulary maps to the target's. `recall`: earlier texts of a cache namespace that
-    outlived the process. Raises SettingError for a corpus that cannot be used.
+    `lookup` is about the text so far and the session's earlier ones; `corpus` are files and folders, which are
+    indexed first (`progress` is called). `draft` is a draft model and how its vocabulary maps to the target's.
+    `recall`: earlier texts of a cache namespace. Raises SettingError for a corpus that cannot be used.
     """
+    can_rewind = target.rewinding.is_possible
     built: list[Drafter] = [PredictionDrafter()] if can_rewind else []
     if lookup:
         built += [SuffixDrafter(), EarlierDrafter(recall=recall)]
     if corpus and can_rewind:
-        built.append(CorpusDrafter(open_corpus(corpus, vocabulary, progress)))
+        built.append(CorpusDrafter(open_corpus(corpus, target.vocabulary, progress)))
     elif corpus:
-        notify(f"the corpus is not used: {target_name} cannot take rejected drafts back")
+        notify(f"the corpus is not used: {target.name} cannot take rejected drafts back")
     if draft is not None:
         built.append(ModelDrafter(*draft))
     return built

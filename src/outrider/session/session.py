@@ -147,9 +147,7 @@ class Session:
                 keeping, of_draft = options.keeping.split()
             kv_tiers = open_tiers(target, keeping)
             drafters = build_drafters(
-                pair.target.name,
-                pair.target.vocabulary,
-                can_rewind=pair.target.rewinding.is_possible,
+                target,
                 lookup=options.lookup,
                 corpus=[Path(path) for path in options.corpus],
                 progress=lambda what: progress(f"indexing the corpus: {what}", None),

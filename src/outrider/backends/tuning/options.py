@@ -215,9 +215,9 @@ def measure_side_by_side(
         read_s = [timer.fill(_READ_TOKENS) for timer in timers]
         for timer in timers:
             timer.clear()
-        while timers[0].stored() < context and clock() - started < _FILL_SHARE * seconds:
+        while timers[0].model.length(0) < context and clock() - started < _FILL_SHARE * seconds:
             for timer in timers:
-                timer.fill(context - timer.stored())
+                timer.fill(context - timer.model.length(0))
         num_rounds, first_s = 0, clock()
         while num_rounds == 0 or (
             num_rounds < _MAX_ROUNDS and clock() - started + (clock() - first_s) / num_rounds <= seconds
