@@ -126,24 +126,10 @@ def test_one_cause_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch, num
     assert len(notices) == 1 and os.strerror(number).lower() in notices[0]
 
 
-def seen_often(costs: CallCosts) -> CallCosts:
-    """A curve after calls that took what it says."""
-    for _ in range(40):
-        costs.observe(1, costs.call_s(1, context=0), context=0)
-    return costs
-
-
-def test_an_estimate_has_the_shape_of_the_nearest_curve_of_the_machine() -> None:
-    """Another file's, by the time of a single token; through all that was seen of its own."""
-    for name, scale, steep in (("near", 0.9, 0.5), ("far", 0.2, 0.1)):
-        curve = CallCosts([CallPoint(n, scale * (1 + steep * (n - 1))) for n in (1, 2, 4, 8, 16, 32, 64, 63)])
-        store_refined(replace(SUBJECT, file=name), seen_often(curve))
-    other = replace(SUBJECT, file="other", machine="another")
-    known_costs(other, lambda: CallCosts([CallPoint(n, 1.0 * n) for n in range(1, 9)]))
+def test_an_estimate_is_kept_as_one_until_it_is_measured() -> None:
     seen = [CallPoint(1, 1.0), CallPoint(4, 3.0)]
     costs, is_provisional = costs_at_once(SUBJECT, lambda: CallCosts(seen))
     assert is_provisional and costs.is_estimate and not costs.is_measured
-    assert [costs.call_s(n, context=0) for n in (1, 4, 8)] == pytest.approx([1.0, 3.0, 4.5 * 3 / 2.5])
     again = CallCosts.from_json(costs.as_json())
     assert again.is_estimate and again.points == costs.points
     for _ in range(40):

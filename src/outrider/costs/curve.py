@@ -300,16 +300,6 @@ class CallCosts:
         token_s = self.prefill_s(1) * held_back if has_read else None
         return CallCosts(points, prefill_token_s=token_s, window=self.window, is_estimate=self.is_estimate)
 
-    def in_shape_of(self, known: CallCosts) -> CallCosts:
-        """An estimate: the few points of this curve and, where it has none, those of a `known` one, in
-        proportion to this one's largest call."""
-        kinds = {point.kind for point in self.points}
-        largest = max(size for size, context in kinds if not context)
-        ratio = self.call_s(largest, context=0) / known.call_s(largest, context=0)
-        points = [replace(p, seconds=p.seconds * ratio) for p in known.points if p.kind not in kinds]
-        token_s, window = self.prefill_token_s, self.window
-        return CallCosts([*self.points, *points], prefill_token_s=token_s, window=window, is_estimate=True)
-
     # As plain data
 
     def as_json(self) -> dict[str, Any]:

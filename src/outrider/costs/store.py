@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,6 @@ ESTIMATED = (
     "what calls cost here is estimated, and every call corrects it; `outrider costs` measures it, as an idle "
     "server does by itself"
 )
-_SIMILAR = 8.0  # two curves are of one shape, about, where single tokens cost up to so many times as much
 
 _Found = TypeVar("_Found")
 
@@ -82,9 +81,8 @@ def known_costs(
 
 
 def costs_at_once(subject: Subject, glance: Callable[[], CallCosts]) -> tuple[CallCosts, bool]:
-    """The curve to begin with, and whether it is to be measured when there is time: the one that is kept or
-    else, of the same machine and library, the shape of the nearest one through the few calls of a
-    `glance`."""
+    """The curve to begin with, and whether it is to be measured when there is time: the one that is kept, or
+    else an estimate by the few calls of a `glance`."""
     data = read_entry(_place(subject), "it is estimated")
     if data is not None:
         try:
@@ -93,25 +91,8 @@ def costs_at_once(subject: Subject, glance: Callable[[], CallCosts]) -> tuple[Ca
         except SettingError as error:
             notify(f"{error.what}: {error.why}: they are estimated")
     costs = glance()
-    single_s = costs.call_s(1, context=0)
-
-    def distance(curve: CallCosts) -> float:
-        return abs(math.log(curve.call_s(1, context=0) / single_s))
-
-    near = [curve for curve in _of_machine(subject) if distance(curve) < math.log(_SIMILAR)]
-    return costs.in_shape_of(min(near, key=distance, default=costs)), True
-
-
-def _of_machine(subject: Subject) -> Iterator[CallCosts]:
-    """All that is kept of its machine, library and settings."""
-    for place in costs_dir().glob("*.json"):
-        data = read_entry(place) or {}
-        try:
-            other = Subject(**data["subject"])
-            if replace(other, model=subject.model, file=subject.file) == subject:
-                yield CallCosts.from_json(data.get("costs"))
-        except (SettingError, KeyError, TypeError):  # of other kinds, or damaged
-            continue
+    costs.is_estimate = True
+    return costs, True
 
 
 def store_refined(subject: Subject, costs: CallCosts) -> None:

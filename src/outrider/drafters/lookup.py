@@ -94,19 +94,6 @@ class LookupDrafter(Generic[T]):
             reader.read(match.token)
 
 
-class Index(Protocol):
-    """Texts in which the places after a run of tokens can be found."""
-
-    step: ClassVar[int]  # from a place to the one after it
-
-    def search(self, text: Sequence[int], min_length: int) -> tuple[list[int], int]:
-        """Places after the longest suffix of `text` that something followed, the latest first, and its length
-        in tokens; no places where it is shorter than `min_length`."""
-
-    def follower(self, place: int) -> int:
-        """The token at a place; negative where a text ends."""
-
-
 class IndexReader:
     """The end of a text and what is drafted after it, looked up where the longest match is.
 
@@ -117,7 +104,13 @@ class IndexReader:
 
     __slots__ = ("_depth", "_found", "_index", "_indexes", "_length", "_min_match", "_recent")
 
-    def __init__(self, indexes: Sequence[Index], text: Sequence[int], min_match: int, depth: int) -> None:
+    def __init__(
+        self,
+        indexes: Sequence[TextIndex | ContextIndex],
+        text: Sequence[int],
+        min_match: int,
+        depth: int,
+    ) -> None:
         self._indexes, self._index = indexes, indexes[0]
         self._recent = list(text[-depth:])
         self._min_match, self._depth = min_match, depth
@@ -169,7 +162,7 @@ class TextIndex:
     """
 
     __slots__ = ("_ends", "_min_match", "_runs", "tokens")
-    step: ClassVar[int] = 1
+    step = 1  # from a place to the one after it
 
     def __init__(self, min_match: int) -> None:
         self.tokens: list[int] = []
@@ -186,6 +179,8 @@ class TextIndex:
                     self._ends.setdefault(tuple(text[-run:]), []).append(len(text))
 
     def search(self, text: Sequence[int], min_length: int) -> tuple[list[int], int]:
+        """Places after the longest suffix of `text` that something followed, the latest first, and its length
+        in tokens; no places where it is shorter than `min_length`."""
         del min_length  # the shortest run
         for run in self._runs:
             ends = self._ends.get(tuple(text[-run:])) if run <= len(text) else None
@@ -204,6 +199,7 @@ class TextIndex:
         return known
 
     def follower(self, place: int) -> int:
+        """The token at a place; negative where a text ends."""
         return self.tokens[place] if place < len(self.tokens) else -1
 
     def reader(self) -> IndexReader:
@@ -287,7 +283,7 @@ def _sort_contexts(laid: Laid, on_round: OnRound) -> Places:
 class ContextIndex:
     """Texts, laid out, and the sorted places in them."""
 
-    step: ClassVar[int] = -1  # they are stored from their ends
+    step = -1  # they are stored from their ends
 
     def __init__(self, stored: bytes, places: Places) -> None:
         self.stored = stored

@@ -213,17 +213,13 @@ class ModelDrafter:
         """Read what is unread of the committed text, so far as the requests let it, and begin a round."""
         begun = ModelRound(self)
         for request in requests:
-            if self._has_room(request) and self._catch_up(request, begun):
+            context = self._contexts[request.sequence]
+            held = self._window if self._restarts(context) else context.held
+            # A head drafts only once the target has read the prompt.
+            waits = not context.final or (request.num_unread > 0 and self._is_head)
+            if not waits and held < self.model.context_length and self._catch_up(request, begun):
                 begun.ready[request.sequence] = request, self._top(request)
         return begun
-
-    def _has_room(self, request: DraftRequest) -> bool:
-        """Whether a token can be drafted before the draft model's own context is full; by a head not before
-        the target has read the prompt."""
-        context = self._contexts[request.sequence]
-        if not context.final or (request.num_unread and self._is_head):
-            return False
-        return (self._window if self._restarts(context) else context.held) < self.model.context_length
 
     def _restarts(self, context: _Context) -> bool:
         is_full = context.held + _SPARE_TOKENS > self.model.context_length

@@ -44,9 +44,9 @@ def build_drafters(
 ) -> list[Drafter]:
     """Drafters in the order in which they are asked, the most often correct first.
 
-    `lookup` is about the text so far and the session's earlier ones; `corpus` are files and folders, which are
-    indexed first (`progress` is called). `draft` is a draft model and how its vocabulary maps to the target's.
-    `recall`: earlier texts of a cache namespace. Raises SettingError for a corpus that cannot be used.
+    `lookup` is about the text so far and the session's earlier ones; `corpus` are files and folders, which
+    are indexed first (`progress` is called). `draft` is a draft model and how its vocabulary maps to the
+    target's. `recall`: earlier texts of a cache namespace. Raises SettingError for an unusable corpus.
     """
     can_rewind = target.rewinding.is_possible
     built: list[Drafter] = [PredictionDrafter()] if can_rewind else []
