@@ -317,5 +317,5 @@ def draw(distribution: Distribution, rng: np.random.Generator) -> int:
     if len(distribution.probs) == 1:
         return int(distribution.tokens[0])
     cumulative = distribution.probs.cumsum()
-    i = int(cumulative.searchsorted(rng.random() * cumulative[-1], side="right"))
+    i = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
     return int(distribution.tokens[min(i, len(cumulative) - 1)])
