@@ -117,7 +117,7 @@ def record_case(
 
 def _probe(engine: Engine, request: Request, plain: Completion, number: int) -> Sequence[StepRecord]:
     """Calls over every number of tokens; the prompt's KV is still there."""
-    engine.equip((_KnownAnswer(number * _PROBED_CALLS),), FixedPolicy(max(PROBED_LENGTHS), 0, 0.0))
+    engine.equip((_KnownAnswer(number * _PROBED_CALLS),), FixedPolicy(max(PROBED_LENGTHS), 0.0))
     try:
         return engine.generate(replace(request, speculate=True, prediction=plain.tokens)).records
     except OutriderError:  # the answer itself is there
