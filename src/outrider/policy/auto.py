@@ -412,7 +412,8 @@ class AutoPolicy:
         if not records:
             return
         steps, plain_s = list(records.values()), 0.0
-        held = sum(self._texts[sequence].draft.held for sequence in records)
+        # An engine elsewhere stands for what it does not know by a sequence that never began.
+        held = sum(self._texts[sequence].draft.held for sequence in records if sequence in self._texts)
         self.state.learn_costs(steps, held)
         if all(record.kind == "decode" and not record.read_tokens for record in steps):
             plain_s = self.state.plain_step_s(sum(record.position for record in steps), len(steps))
