@@ -3,8 +3,9 @@
     python benchmarks/gpu/calls.py FILE.gguf… --out rows.jsonl [--seconds 8] [--card h100]
 
 For each file a row `calls`: calls over 1 to 64 tokens as `outrider costs` measures them on a GPU, single
-tokens in runs of equal calls and the others right after these. Then a row `plain`: seconds a token of the
-same greedy text by the engine and by a loop of nothing but `llama_decode` and argmax, in turns.
+tokens in runs of equal calls and the others right after these. A row `orders`: what each call takes in calls
+of several sizes after each other. Then a row `plain`: seconds a token of the same greedy text by the engine,
+with and without samplers in the graph, and by a loop of nothing but `llama_decode` and argmax, in turns.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -29,7 +31,7 @@ from outrider.backends.gguf.libraries import device_names
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Span
-from outrider.costs.calibrate import calibrate, ordinary_tokens
+from outrider.costs.calibrate import CallTimer, calibrate, ordinary_tokens
 from outrider.lab.plan.catalogue import catalogue
 from outrider.lab.plan.shapes import find_shape
 
@@ -60,12 +62,30 @@ def engine_s(model: GgufModel, prompt: tuple[int, ...], num_tokens: int) -> floa
     return seconds
 
 
-def measured(path: Path, library: str, seconds: float, num_tokens: int, rounds: int) -> tuple[Row, Row]:
+ORDERS = (1, 1, 1, 4, 1, 1, 1), (4, 4, 4, 4), (4, 6, 4, 6), (8, 8, 8), (1, 1, 1, 6, 6, 1, 1)
+
+
+def orders(model: GgufModel, rounds: int) -> Row:
+    """Median seconds of each call, by sampler in the graph or (0) whole rows, and sizes."""
+    found: Row = {}
+    for top in (1, 0):
+        with CallTimer(model, "all", perf_counter, random.Random(0), top=top) as timer:
+            for sizes in ORDERS:
+                times = [[timer.call_s(size) for size in sizes] for _ in range(rounds)]
+                found[f"{top}: {' '.join(map(str, sizes))}"] = [
+                    median(each) for each in zip(*times, strict=True)
+                ]
+    return found
+
+
+def measured(path: Path, library: str, seconds: float, num_tokens: int, rounds: int) -> list[Row]:
     options, times = LoadOptions(library=library), dict[str, list[float]]()
     with closing(Weights(path, options)) as weights:
         whole = replace(options, backend_sampling=False)  # the loop reads whole rows
         with closing(weights.open(2048)) as model, closing(weights.open(2048, options=whole)) as other:
             ways = {"bare": partial(bare_s, other), "engine": partial(engine_s, model)}
+            ways["engine, whole rows"] = partial(engine_s, other)
+            in_order = orders(model, 3 * rounds)
             costs = calibrate(model, seconds=seconds, on_gpu=True)
             prompt = tuple(ordinary_tokens(model.vocabulary, random.Random(2))[:64])
             for _, way in in_turn(ways, rounds, random.Random(3)):
@@ -73,7 +93,8 @@ def measured(path: Path, library: str, seconds: float, num_tokens: int, rounds: 
         about = {"model": path.stem, "library": weights.library_line, "devices": list(device_names())}
     calls = {"shape": asdict(find_shape(str(path), catalogue())), "costs": costs.as_json()}
     plain = {way: Spread.of(values)._asdict() for way, values in times.items()}
-    return {"kind": "calls", **about, **calls}, {"kind": "plain", **about, **plain}
+    kinds = {"calls": calls, "orders": in_order, "plain": plain}
+    return [{"kind": kind, **about, **row} for kind, row in kinds.items()]
 
 
 def main() -> None:

@@ -85,9 +85,11 @@ def pool(kind: GGMLQuantizationType) -> Any:
         return (values * 0 + 1 if kind == T.F32 else values.astype(np.float16)).view(np.uint8)
     block = GGML_QUANT_SIZES[kind][1]
     blocks = rng.integers(0, 256, (POOL_BYTES // block, block), dtype=np.uint8)
-    for offset in SCALES[kind]:
-        scales = (1e-4 * rng.uniform(0.5, 1.5, (len(blocks), 1))).astype(np.float16)
-        blocks[:, offset : offset + 2] = scales.view(np.uint8)
+    scales = 1e-4 * rng.uniform(0.5, 1.5, (len(blocks), 1))
+    for number, offset in enumerate(SCALES[kind]):
+        # Of Q4_K the second is taken off: 7.5 of the first make the mean zero, else logits overflow.
+        part = (scales * (7.5 if number else 1)).astype(np.float16)
+        blocks[:, offset : offset + 2] = part.view(np.uint8)
     return blocks.reshape(-1)
 
 

@@ -39,18 +39,29 @@ def calls(curves: dict[str, CallCosts]) -> Iterator[str]:
     yield from table(["ms of a call over n tokens", *map(str, SIZES)], lines)
 
 
-def plain(rows: Sequence[Row]) -> Iterator[str]:
+def orders(rows: Sequence[Row]) -> Iterator[str]:
     lines = []
+    for row in (row for row in rows if row["kind"] == "orders"):
+        for name in (name for name in row if ": " in name):
+            top, sizes = name.split(": ")
+            times = " ".join(f"{1000 * seconds:.2f}" for seconds in row[name])
+            lines.append([row["model"], "graph" if top == "1" else "whole rows", sizes, times])
+    yield from table(["samplers", "in", "calls over", "ms"], lines)
+
+
+def plain(rows: Sequence[Row]) -> Iterator[str]:
+    lines, ways = [], ("bare", "engine", "engine, whole rows")
     for row in (row for row in rows if row["kind"] == "plain"):
-        bare, ours = row["bare"]["median"], row["engine"]["median"]
-        lines.append([row["model"], f"{1000 * bare:.3f}", f"{1000 * ours:.3f}", f"{ours / bare - 1:+.1%}"])
-    yield from table(["ms a token", "bare loop", "Outrider, plain", "more"], lines)
+        bare, ours, whole = (row[way]["median"] if way in row else 0 for way in ways)
+        more = [f"{seconds / bare - 1:+.1%}" if seconds else "" for seconds in (ours, whole)]
+        lines.append([row["model"], f"{1000 * bare:.3f}", f"{1000 * ours:.3f}", *more])
+    yield from table(["ms a token", "bare loop", "Outrider, plain", "more", "more with whole rows"], lines)
 
 
 def planned(rows: Sequence[Row], card: str) -> Iterator[str]:
     lines = []
     for row in (row for row in rows if card and row["kind"] == "calls"):
-        costs, machines = CallCosts.from_json(row["costs"]), (machine_of(card, catalogue()),)
+        costs, machines = CallCosts.from_json(row["costs"]), (machine_of(card, catalogue(), "llama.cpp"),)
         curve = PlannedModel(ModelShape(**row["shape"]), machines, is_target=True)
         ratios = [curve.call_s(n) / costs.call_s(n, context=0) for n in SIZES]
         error = median(abs(ratio - 1) for ratio in ratios)
@@ -96,7 +107,7 @@ def main() -> None:
     rows = read_rows(given.measured / "rows_calls.jsonl")
     curves = {row["model"]: CallCosts.from_json(row["costs"]) for row in rows if row["kind"] == "calls"}
     print(f"```json\n{json.dumps(rows[0], indent=1)}\n```\n")
-    tables = calls(curves), plain(rows), planned(rows, rows[0]["card"])
+    tables = calls(curves), orders(rows), plain(rows), planned(rows, rows[0]["card"])
     for lines in (*tables, replayed(curves, given.recordings, given.pairs)):
         print("\n".join(lines), flush=True)
     picture(curves, given.measured / "calls.svg")
