@@ -465,6 +465,8 @@ def test_on_a_gpu_plain_decoding_is_what_equal_calls_take_and_drafts_what_a_swit
     assert set(measured(costs)) >= {1, 2, 3, 4, 8, 9, 16}
     calls_s = [0.008, *[0.0104] * 7, 0.0156]
     assert costs.calls_s(9, context=0).tolist() == pytest.approx(calls_s, rel=0.01)
+    assert costs.switch_s == pytest.approx((0.3 + 2.0) * 0.008)
+    assert CallCosts.from_json(costs.refined().as_json()).switch_s == costs.switch_s
     for calls in ([1] * 20, [9, 1, 1] * 20, [1, 1, 1, 9, 9, 9, 5] * 10, [1] * 20):
         for n in calls:
             before = model.now

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from itertools import groupby, product
+from itertools import groupby, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -189,6 +189,20 @@ def test_drafters_of_a_kind_can_be_switched_off(who: DraftingPolicy, expected: s
     made = recording("copying", "target", length=100)
     played = played_by(made, AutoPolicy(*costs(FLAT, 0.001), Drafting(who)), *costs(FLAT, 0.001))
     assert {source for r in played.records for source in r.draft.sources} == expected
+
+
+def test_a_plain_step_after_a_draft_costs_what_the_library_makes_of_it() -> None:
+    """A GPU whose library captures the graph of the plain step anew: it pays to go on drafting."""
+
+    def played(switch_s: float) -> tuple[float, int]:
+        target, draft = CallCosts(curve(FLAT).points, switch_s=0.2), curve(SMALL, 0.02)
+        policy = AutoPolicy(CallCosts(curve(FLAT).points, switch_s=switch_s), curve(SMALL, 0.02))
+        found = [replay(recording(seed=seed), policy, target, {"draft": draft}) for seed in range(4)]
+        steps = [[r.num_evaluated > 1 for r in each.records] for each in found]
+        return sum(r.seconds for r in found), sum(a > b for each in steps for a, b in pairwise(each))
+
+    (seconds, returns), (unaware_s, more) = played(0.2), played(0.0)
+    assert returns < more / 2 and seconds < 0.95 * unaware_s
 
 
 # From whom

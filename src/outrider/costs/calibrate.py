@@ -27,6 +27,7 @@ GPU_SECONDS = 4.5  # there calls are short
 GLANCE_SECONDS = 0.5  # of measuring that a session may begin with
 
 _WARM_UP = (1, 4, 1)
+_SWITCH_TOKENS = 4  # of the call that plain ones follow
 _CHUNK_TOKENS = 128  # of a prompt at once: few, so that Ctrl-C and the budget are heeded in between
 _MIN_ROUNDS, _FIRM_ROUNDS, _MAX_ROUNDS = 3, 5, 15
 _FIRM_RATIO = 0.015  # standard error of a median below which it needs no further samples
@@ -166,10 +167,12 @@ def calibrate(
         plan.prefill(longest)
         at_contexts = plan.contexts(longest)
         plan.clear()
+        switch_s = plan.switch_s()
         plan.sizes(1.0)
     part = model.vocabulary.part_of
     points = [samples.point() for samples in (*plan.taken, *at_contexts) if samples.seconds]
-    return CallCosts(points, prefill_token_s=plan.prefill_token_s, window=part.window if part else 0)
+    window = part.window if part else 0
+    return CallCosts(points, prefill_token_s=plan.prefill_token_s, window=window, switch_s=switch_s)
 
 
 class _Plan(CallTimer):
@@ -225,6 +228,16 @@ class _Plan(CallTimer):
             for _ in range(_FIRM_ROUNDS):
                 self._round(found[-len(sizes) :], until)
         return found
+
+    def switch_s(self) -> float:
+        """How much longer calls over a single token take after one over several, on a GPU: a library that
+        keeps one captured graph captures it again, at the second equal call."""
+        longer = []
+        for _ in range(_FIRM_ROUNDS if self._num_plain and self.largest >= _SWITCH_TOKENS else 0):
+            for size in (1, 1, _SWITCH_TOKENS):
+                self.call_s(size)
+            longer.append(self.call_s(1) + self.call_s(1) - 2 * self.taken[0].median_s)
+        return max(median(longer or [0.0]), 0.0)
 
     def _round(self, kinds: Sequence[Samples], until: float) -> bool:
         """One sample of each kind that is not yet firm, in any order; False when none was taken."""

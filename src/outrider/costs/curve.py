@@ -161,6 +161,7 @@ class CallCosts:
         points: Measured calls; without any the curve is a cautious guess in units of the first call observed.
         prefill_token_s: What a token of a prompt took; None if unmeasured.
         window: The model reads no more than the last so many tokens of a text (0: all).
+        switch_s: How much longer calls over a single token take, together, after one over several.
         is_estimate: The points come from a glance, and real calls say more than they do.
 
     >>> costs = CallCosts([CallPoint(1, 0.1), CallPoint(3, 0.2), CallPoint(4, 0.15)])
@@ -174,10 +175,11 @@ class CallCosts:
         *,
         prefill_token_s: float | None = None,
         window: int = 0,
+        switch_s: float = 0.0,
         is_estimate: bool = False,
     ) -> None:
         self.points, self.prefill_token_s = tuple(points), prefill_token_s
-        self.window, self.is_estimate = window, is_estimate
+        self.window, self.switch_s, self.is_estimate = window, switch_s, is_estimate
         if points and not any(point.num_tokens == 1 for point in points):
             raise SettingError("costs", "no call over a single token was measured", "Measure one.")
         self._base_s, self._context_s = fit(self.points)
@@ -298,7 +300,13 @@ class CallCosts:
             points.append(CallPoint(n, self.call_s(n, context=context) * held_back, context))
         has_read = self.prefill_token_s is not None or self._prefill_error != 0
         token_s = self.prefill_s(1) * held_back if has_read else None
-        return CallCosts(points, prefill_token_s=token_s, window=self.window, is_estimate=self.is_estimate)
+        return CallCosts(
+            points,
+            prefill_token_s=token_s,
+            window=self.window,
+            switch_s=self.switch_s,
+            is_estimate=self.is_estimate,
+        )
 
     # As plain data
 
@@ -308,6 +316,7 @@ class CallCosts:
             "schema": SCHEMA,
             "prefill_token_s": self.prefill_token_s,
             "window_tokens": self.window,
+            **({"switch_s": self.switch_s} if self.switch_s else {}),
             **({"estimated": True} if self.is_estimate else {}),
             "calls": [
                 {"tokens": n, "context_tokens": context, "seconds": seconds, "spread_ratio": spread}
@@ -323,15 +332,21 @@ class CallCosts:
             raise SettingError(what, f"not of the schema {SCHEMA}", way_out)
         try:
             window, token_s = int(data.get("window_tokens", 0)), data.get("prefill_token_s")
-            token_s = None if token_s is None else float(token_s)
-            if window < 0 or (token_s is not None and not 0 < token_s < math.inf):
+            token_s, switch_s = None if token_s is None else float(token_s), float(data.get("switch_s", 0.0))
+            if (
+                window < 0
+                or not 0 <= switch_s < math.inf
+                or (token_s is not None and not 0 < token_s < math.inf)
+            ):
                 raise ValueError(f"a window of {window} tokens, {token_s} s a token of a prompt")
             points = []
             for call in data["calls"]:
                 context, spread = int(call.get("context_tokens", 0)), float(call.get("spread_ratio", 0.05))
                 points.append(CallPoint(int(call["tokens"]), float(call["seconds"]), context, spread))
             is_estimate = data.get("estimated") is True
-            return cls(points, prefill_token_s=token_s, window=window, is_estimate=is_estimate)
+            return cls(
+                points, prefill_token_s=token_s, window=window, switch_s=switch_s, is_estimate=is_estimate
+            )
         except (SettingError, KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"{error.what}: {error.why}" if isinstance(error, SettingError) else repr(error)
             raise SettingError(what, f"it is damaged ({reason})", way_out) from None

@@ -88,6 +88,9 @@ def replay(
             [draft], work = policy.propose(asked, [request], reread)
         num_evaluated = reread + 1 + len(draft)
         accepted = common_prefix(draft.tokens, answer[done:])
+        verify_s = costs.call_s(num_evaluated, context=position - reread)
+        if num_evaluated == 1 and records and records[-1].num_evaluated > 1:
+            verify_s += costs.switch_s
         record = _record(
             draft,
             work,
@@ -96,7 +99,7 @@ def replay(
             position=position,
             num_accepted=accepted,
             tokens=answer[done : done + accepted + 1],
-            verify_s=costs.call_s(num_evaluated, context=position - reread),
+            verify_s=verify_s,
             other_s=own_s + own_token_s * len(draft),
         )
         records.append(record)

@@ -178,6 +178,7 @@ class PolicyState:
         self.usual_gain = 0.0  # what the draft model gained in an answer lately, in plain steps
         # The engine's own time in a step, for each drafted token, and for each call of the draft model.
         self.own_step_s = self.own_token_s = self.own_call_s = 0.0
+        self._after_draft = False  # whether the last step had a draft
         self._estimators: dict[str, Estimator] = {}
 
     # Asking
@@ -216,6 +217,8 @@ class PolicyState:
         others += size - 1
         target_s = self.costs.calls_s(most + 1, context=context, others=others)
         target_s = target_s + self.own_token_s * np.arange(most + 1)
+        if self._after_draft and not others:
+            target_s[0] += self.costs.switch_s
         recompute_s: Array | None = None
         if again := [request.recomputed for request in requests if request.recomputed is not None]:
             first = max(others - sum(again) // size, 0) + 1
@@ -258,6 +261,7 @@ class PolicyState:
             before = max(held - work.prefill_tokens, 0)
             draft.observe_prefill(work.prefill_tokens, work.prefill_s, context=before)
         if decoding:
+            self._after_draft = first.batch_tokens > size
             self.learn_own_time(decoding)
 
     def learn_own_time(self, decoding: Sequence[StepRecord]) -> None:
