@@ -79,18 +79,15 @@ def replay(
         num_unread = 0 if done or (is_warm and not rewinding.recomputes) else len(recording.prompt) - 1
         longest = rewinding.max_draft(reread or num_unread, in_prompt=num_unread > 0)
         room = min(len(answer) - done - 1 if is_limited(recording) else _ROOM, longest)
-        draft, work = Draft(), DraftWork()
+        (draft, work), lost = (Draft(), DraftWork()), reread if rewinding.recomputes else None
         if room > 0:
-            lost = reread if rewinding.recomputes else None
             request = DraftRequest(
                 0, room, SAMPLER, constraint=constraint, recomputed=lost, num_unread=num_unread
             )
             [draft], work = policy.propose(asked, [request], reread)
         num_evaluated = reread + 1 + len(draft)
         accepted = common_prefix(draft.tokens, answer[done:])
-        verify_s = costs.call_s(num_evaluated, context=position - reread)
-        if num_evaluated == 1 and records and records[-1].num_evaluated > 1:
-            verify_s += costs.switch_s
+        returns = bool(records) and records[-1].num_evaluated > num_evaluated == 1
         record = _record(
             draft,
             work,
@@ -99,7 +96,7 @@ def replay(
             position=position,
             num_accepted=accepted,
             tokens=answer[done : done + accepted + 1],
-            verify_s=verify_s,
+            verify_s=costs.call_s(num_evaluated, context=position - reread) + returns * costs.switch_s,
             other_s=own_s + own_token_s * len(draft),
         )
         records.append(record)
