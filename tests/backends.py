@@ -27,25 +27,6 @@ from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError, RewindUnsupported
 from tiny_gguf import write_tiny
 
-__all__ = [
-    "ALL",
-    "FILES",
-    "IK",
-    "MAINLINE",
-    "NATIVE",
-    "REFUSED",
-    "Backend",
-    "Kept",
-    "Native",
-    "assert_near",
-    "backend",
-    "next_rows",
-    "over",
-    "over_all",
-    "over_native",
-    "store",
-]
-
 REFUSED = (BackendError, ContractBroken)
 """What a call against the contract ends in: the fake calls it a bug of the caller's."""
 

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from cli_helpers import TEMPLATE, Call, call
+from cli_helpers import ROOT, TEMPLATE, Call, call
 from first_calls import remembering
-from outrider.backends import machine
+from outrider.backends import machine, tuning
 from outrider.backends.gguf import guard, libraries
-from outrider.backends.tuning import options
 from outrider.costs import other_programs
 from outrider.models.hub import cache_dir
 from outrider.session import learned
@@ -38,6 +37,7 @@ settings.load_profile("full" if "CI" in os.environ else "quick")
 # One thread for each model: several tests run at once, and threads that wait for a core spin meanwhile.
 # The libraries read the variables when they are loaded, here and in programs that tests start.
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+os.environ["PYTHONPATH"] = str(ROOT / "src")  # this process may have it by pytest's doing alone
 vars(machine)["_cpu_quota"] = lambda: 1
 machine.physical_cores.cache_clear()
 
@@ -109,7 +109,7 @@ vars(guard)["_run_child"] = remembering(Path(os.environ["OUTRIDER_CACHE"], "firs
 vars(libraries)["native_library"] = vars(libraries)["cuda_library"] = lambda: None
 
 # A choice between libraries need not be a good one here: one round of calls is enough.
-vars(options)["_STAGE_SECONDS"] = 0.0
+vars(tuning)["_STAGE_SECONDS"] = 0.0
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from outrider.constraints.compiler import Compiler
-from outrider.constraints.walker import GrammarConstraint
+from outrider.constraints.compiler import Compiler, GrammarConstraint
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from vocabularies import TableVocabulary, Token, bytes_and

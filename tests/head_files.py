@@ -1,8 +1,8 @@
 """GGUF files of heads, which draft from hidden states of a target: such as are right now and then, and such
 that have real headers and no real weights."""
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Request
 from outrider.core.errors import OutriderError
 from outrider.engine import Engine
-from outrider.session.pair import Pair
+from outrider.session import Pair, Session, SessionOptions
 from tiny import Sizes
-from tiny_gguf import MERGES, WIDTH, vocabulary, write_tiny
+from tiny_gguf import MERGES, WIDTH, finish, vocabulary, write_tiny
 
 EVEN = tuple(range(0, 289, 2))
 """half of the default vocabulary"""
@@ -99,10 +99,7 @@ def write_heads(
     writer.add_token_list(list(vocabulary(MERGES) if tokens is None else tokens))
     for name in ("token_embd", *(f"blk.{layer}.attn_norm" for layer in held)):
         writer.add_tensor(f"{name}.weight", np.ones(WIDTH, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -132,6 +129,15 @@ class Files:
         with closing(Weights(self.target, replace(OPTIONS, heads=False))) as weights:
             return Engine(weights.open(256)).generate(request).tokens
 
+    @contextmanager
+    def opened(self, context_length: int = 128, **options: Any) -> Iterator[tuple[Pair, Session]]:
+        """Both in a session; `options`: of SessionOptions."""
+        with (
+            closing(Pair.load(self.target, self.head, options=OPTIONS)) as pair,
+            Session.open(pair, SessionOptions(context_length, **options)) as session,
+        ):
+            yield pair, session
+
     def why_refused(self, options: LoadOptions = OPTIONS) -> str:
         """Why they do not run together, in a line."""
         with pytest.raises(OutriderError) as caught:
@@ -155,7 +161,7 @@ def write_assistant(path: Path, target: Path, *, agrees: bool = True, **made: An
 
 def write_files(folder: Path, kind: str, *, agrees: bool = True, **of_head: Any) -> Files:
     """Of a kind, and the target's architecture: "own" layers, a "chain" of two, "eagle3", "mtp", a block
-    drafter's kind or "assistant", of which `of_head` are fields of Tiny."""
+    drafter's kind or "assistant". `of_head` are fields of Tiny for its file."""
     what, arch = kind.split(" ")
     of_target: dict[str, Any] = {"arch": arch, "context_length": 512}
     if what in ("own", "chain"):
@@ -166,10 +172,11 @@ def write_files(folder: Path, kind: str, *, agrees: bool = True, **of_head: Any)
     target = write_tiny(folder / "target.gguf", repeating=is_repeating, **of_target)
     if what == "mtp":
         write = with_good_head if agrees else write_tiny
-        return Files(target, write(head, arch=arch, part="heads", mtp_layers=2 if arch == "hy_v3" else 1))
+        of_layers = {"arch": arch, "part": "heads", "mtp_layers": 2 if arch == "hy_v3" else 1}
+        return Files(target, write(head, **of_layers | of_head))
     if what == "eagle3":
-        layers = (0, 2, 4) if arch == "qwen35" else (0, 1, 1)
-        return Files(target, write_eagle(head, layers=layers, agrees=agrees, drafted=EVEN))
+        of_eagle = {"layers": (0, 2, 4) if arch == "qwen35" else (0, 1, 1), "drafted": EVEN}
+        return Files(target, write_eagle(head, agrees=agrees, **of_eagle | of_head))
     if what == "assistant":
         return Files(target, write_assistant(head, target, agrees=agrees, **usual | of_head))
     if arch == "qwen35":

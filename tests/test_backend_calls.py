@@ -1,9 +1,12 @@
 """Calls to a model, on every backend: what they return, and what a bad or failing one leaves behind."""
 
 import ctypes
+import gc
+from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,10 +26,11 @@ from backends import (
 )
 from examples import examples
 from kinds import CHECKPOINTS, FREE, KINDS, UNFORGETTING
-from llama_cpp_models import TEXT
+from llama_cpp_models import TEXT, resident_bytes
 from outrider.backends.gguf.model import Weights
 from outrider.core.data import Span
 from outrider.core.errors import BackendError, ModelFileError, OutOfMemory
+from tiny_gguf import write_tiny
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
 
@@ -95,24 +99,6 @@ def test_rows_are_views_of_the_buffer_that_the_c_api_shows(backend: Native) -> N
     for row, index in zip([*rows[0], *rows[2]], [1, 2, 12, 13, 14, 15, 16], strict=True):
         assert row.ctypes.data == row_of(model._native.pointer, index)
         assert not row.flags.owndata
-    model.close()
-
-
-@over_all
-def test_the_next_call_overwrites_the_rows(backend: Backend) -> None:
-    model = backend.open()
-    rows = model.decode([Span(0, TEXT[:4], 0, 4)])[0]
-    kept = rows.copy()
-    model.decode([Span(0, TEXT[4:8], 4, 4)])
-    assert not np.array_equal(rows, kept)
-    model.close()
-
-
-@over_all
-def test_the_last_row_allowed_is_given(backend: Backend) -> None:
-    model = backend.open(max_rows=5)
-    assert_near(next_rows(model, TEXT[:5]), backend.expected(TEXT[:5]))
-    model.close()
 
 
 # Many sequences, and the room for them
@@ -123,15 +109,6 @@ def test_more_sequences_than_rows_can_be_open(backend: Backend) -> None:
     model = backend.open(context_length=32, max_sequences=8, max_rows=1)
     store(model, TEXT[:3], sequence=7)
     assert_near(next_rows(model, TEXT[3:4], 7), backend.expected(TEXT[:4])[3:])
-    model.close()
-
-
-@over_all
-def test_a_whole_context_can_be_filled_in_chunks(backend: Backend) -> None:
-    model = backend.open(context_length=256)
-    store(model, TEXT[:255])
-    assert_near(next_rows(model, TEXT[255:256]), backend.expected(TEXT[:256])[-1:])
-    model.close()
 
 
 @over_all
@@ -146,7 +123,6 @@ def test_a_context_is_as_long_as_was_asked_for_and_has_no_room_of_its_neighbour(
         model.decode([Span(1, (1,), length, 1)])
     store(model, TEXT[:length])
     assert (model.length(0), model.length(1)) == (length, length)
-    model.close()
 
 
 @over("dense", "whole window")
@@ -161,7 +137,6 @@ def test_sequences_share_a_capacity_and_give_it_back(backend: Backend, kind: str
     model.truncate(0, 200)
     expected = backend.expected(TEXT[100:150], kind)
     assert_near(next_rows(model, TEXT[100:150], 2), expected)
-    model.close()
 
 
 @over(*FREE)
@@ -177,7 +152,6 @@ def test_room_in_pieces_is_room(backend: Backend, kind: str) -> None:
     assert_near(next_rows(model, TEXT[64:128], 1), expected[64:])
     assert_near(next_rows(model, TEXT[64:66], 3), expected[64:66])
     assert_near(next_rows(model, TEXT[12:20], 2), expected[12:20])
-    model.close()
 
 
 # Calls that break the contract
@@ -218,7 +192,6 @@ def test_a_bad_call_is_refused_and_changes_nothing(backend: Backend, case: str) 
     rows = model.decode([Span(1, TEXT[12:14], 2, 1), Span(0, TEXT[4:6], 4, 2)])
     assert_near(rows[1], backend.expected(TEXT[:6])[-2:])
     assert_near(rows[0], backend.expected(TEXT[10:14])[-1:])
-    model.close()
 
 
 @over_all
@@ -227,7 +200,6 @@ def test_the_length_of_a_sequence_that_is_none_is_an_error(backend: Backend, seq
     model = backend.open(max_sequences=2)
     with pytest.raises(REFUSED):
         model.length(sequence)
-    model.close()
 
 
 # Calls that fail
@@ -246,7 +218,6 @@ def test_a_failed_call_stores_nothing(backend: Backend, kind: str, status: int) 
     rows = model.decode([Span(0, TEXT[4:6], 4, 2), Span(1, TEXT[12:13], 2, 1)])
     assert_near(rows[0], backend.expected(TEXT[:6], kind)[-2:])
     assert_near(rows[1], backend.expected(TEXT[10:13], kind)[-1:])
-    model.close()
 
 
 @over(*FREE, *CHECKPOINTS, *UNFORGETTING)
@@ -258,7 +229,6 @@ def test_a_call_that_is_interrupted_when_it_returns_stores_nothing_wrong(backend
     kept = model.length(0)
     assert kept in ((4,) if model.rewinding.is_free else (4, 0))
     assert_near(next_rows(model, TEXT[kept:12])[-1:], backend.expected(TEXT[:12], kind)[-1:])
-    model.close()
 
 
 @over(*CHECKPOINTS, *UNFORGETTING, "window", names=NATIVE)
@@ -269,7 +239,6 @@ def test_a_sequence_that_a_failed_call_spoilt_starts_again(backend: Backend, kin
         model.decode([Span(0, TEXT[:300], 100, 1)])
     assert model.length(0) == 0
     assert_near(next_rows(model, TEXT[:5]), backend.expected(TEXT[:5], kind))
-    model.close()
 
 
 @over(*CHECKPOINTS, names=NATIVE)
@@ -285,7 +254,6 @@ def test_a_checkpoint_undoes_a_failed_call(backend: Backend, kind: str) -> None:
     assert model.length(0) == 0
     store(model, TEXT[100:220])
     assert model.reach(0, 110) == 0
-    model.close()
 
 
 @over_native
@@ -295,7 +263,6 @@ def test_a_failure_names_what_the_library_said_of_this_call(backend: Native) -> 
         Weights(backend.path().with_name("none.gguf"), backend.options())
     with backend.failing(model), pytest.raises(BackendError, match="failed with status -3"):
         model.decode([Span(0, (1,), 0, 1)])
-    model.close()
 
 
 @over_native
@@ -306,15 +273,118 @@ def test_a_model_without_logits_is_an_error_rather_than_a_crash(
     monkeypatch.setattr(backend.functions, "llama_get_logits", lambda _context: None)
     with pytest.raises(BackendError, match="no logits"):
         model.decode([Span(0, (1,), 0, 1)])
-    model.close()
+
+
+# Native memory: freed once, when it is closed or when nobody refers to it
 
 
 @over_all
-def test_a_sequence_has_no_room_of_its_neighbour(backend: Backend) -> None:
-    model = backend.open(context_length=128, max_sequences=2)
-    store(model, TEXT[:128])
-    with pytest.raises(REFUSED):
-        model.decode([Span(0, TEXT[128:129], 128, 1)])
-    store(model, TEXT[:128], sequence=1)
-    assert (model.length(0), model.length(1)) == (128, 128)
+def test_closing_twice_is_harmless(backend: Backend) -> None:
+    model, other = backend.open(), backend.open()
+    store(model, TEXT[:4])
+    store(other, TEXT[:4])
     model.close()
+    model.close()
+    store(other, TEXT[4:8])
+    assert other.length(0) == 8
+    other.close()
+
+
+@over_native
+def test_a_closed_context_answers_with_errors(backend: Native) -> None:
+    model = backend.open(max_sequences=2)
+    store(model, TEXT[:4])
+    model.close()
+    with pytest.raises(BackendError, match="was closed"):
+        model.decode([Span(0, (1,), 4, 1)])
+    with pytest.raises(BackendError, match="was closed"):
+        model.copy(0, 1, 4)
+    for length in (0, 2, 4):
+        with pytest.raises(BackendError, match="was closed"):
+            model.truncate(0, length)
+
+
+@over_native
+def test_closed_weights_close_their_contexts_and_vocabulary(backend: Native, tmp_path: Path) -> None:
+    weights = backend.fresh(tmp_path)
+    vocabulary, model = weights.vocabulary, weights.open(64)
+    store(model, TEXT[:4])
+    weights.close()
+    weights.close()
+    asked: list[Callable[[], Any]] = [
+        lambda: model.decode([Span(0, (1,), 4, 1)]),
+        lambda: model.truncate(0, 1),
+        lambda: weights.open(64),
+        lambda: weights.metadata("general.name"),
+        lambda: vocabulary.tokenize("text"),
+        lambda: vocabulary.piece(3),
+        lambda: vocabulary.spelling(3),
+        lambda: vocabulary.is_control(3),
+        lambda: vocabulary.ends_generation(3),
+    ]
+    for ask in asked:
+        with pytest.raises(BackendError, match="was closed"):
+            ask()
+    model.close()
+
+
+@over_native
+def test_what_nobody_refers_to_is_freed_contexts_first(
+    backend: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[str] = []
+    library = backend.weights().library
+
+    def watch(owner: Any, name: str, what: str) -> None:
+        real = getattr(owner, name)
+
+        def free(pointer: Any) -> None:
+            freed.append(what)
+            real(pointer)
+
+        monkeypatch.setattr(owner, name, free)
+
+    watch(library.functions, "llama_free", "context")
+    watch(library.functions, "llama_model_free", "weights")
+    weights = backend.fresh(tmp_path)
+    model, other = weights.open(64), weights.open(64)
+    vocabulary = weights.vocabulary
+    del weights, other
+    gc.collect()
+    assert freed == ["context"]
+    store(model, TEXT[:4])  # a context keeps its weights
+    del model
+    gc.collect()
+    assert freed == ["context"] * 2
+    assert vocabulary.tokenize("the")  # and so does a vocabulary
+    del vocabulary
+    gc.collect()
+    assert freed == ["context", "context", "weights"]
+    model = backend.fresh(tmp_path).open(64)
+    del model
+    gc.collect()
+    assert freed[3:] == ["context", "weights"]
+
+
+@over_native
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_opening_and_closing_again_and_again_takes_no_memory(backend: Native, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "own.gguf", context_length=2048)
+
+    def rounds(number: int) -> int:
+        for _ in range(number):
+            weights = Weights(path, backend.options())
+            for _ in range(2):
+                model = weights.open(2048, max_sequences=2)
+                store(model, TEXT[:8])
+                store(model, TEXT[:8], 1)
+                model.truncate(0, 2)
+                store(model, TEXT[:8])
+                model.close()
+            weights.close()
+        gc.collect()
+        return resident_bytes()
+
+    before = rounds(5)
+    # Each round maps a megabyte of KV and of weights: leaking either would show tenfold.
+    assert rounds(20) - before < 8e6

@@ -1,6 +1,9 @@
 """What a native library cannot load or open is an error of one line, on every one of them."""
 
 import ctypes
+import subprocess
+import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGUFWriter
+from hypothesis import given
+from hypothesis import strategies as st
 
-from backends import IK, MAINLINE, Native, backend, next_rows, over_native
+import tiny_gguf
+from backends import FILES, IK, MAINLINE, NATIVE, Native, backend, next_rows, over_native
 from kinds import KINDS
 from llama_cpp_models import TEXT
-from outrider.backends.gguf import context, guard
+from outrider.backends.gguf import context
 from outrider.backends.gguf.guard import check_build
 from outrider.backends.gguf.libraries import open_library
 from outrider.backends.gguf.log import LOG_CALLBACK
@@ -24,10 +30,11 @@ from outrider.core.errors import (
     BackendError,
     ModelFileError,
     OutOfMemory,
+    PromptError,
     SettingError,
 )
 from tiny import Sizes
-from tiny_gguf import write_tiny
+from tiny_gguf import BEGIN, END, finish, write_tiny
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
 
@@ -46,10 +53,7 @@ def write_odd(path: Path, arch: str) -> Path:
     writer = GGUFWriter(path, arch)
     writer.add_name("Odd")
     writer.add_tensor("x", np.zeros((2, 2), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -138,14 +142,11 @@ def survives(backend: Native, kind: str) -> bool:
 
 @over_native
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_file_is_refused(
-    backend: Native, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_file_is_refused(backend: Native, tmp_path: Path, kind: str) -> None:
     path = damaged(tmp_path, kind)
     if survives(backend, kind):
         refusal(backend, path)
         return
-    monkeypatch.setenv("PYTHONPATH", str(Path(guard.__file__).parents[3]))
     with pytest.raises(BackendCrash) as caught:
         card = SimpleNamespace(path=path, architecture="llama", quantization="F32")
         check_build(card, backend.options(), backend.weights().library)  # type: ignore[arg-type]
@@ -161,7 +162,6 @@ def test_a_path_need_not_be_utf_8(backend: Native, tmp_path: Path) -> None:
         pytest.skip("this file system takes UTF-8 only")
     weights = Weights(path, backend.options())
     assert weights.path == path and weights.vocabulary.size > 0
-    weights.close()
 
 
 # Contexts
@@ -239,7 +239,6 @@ def test_a_cache_type_that_does_not_fit_the_model_is_refused(
     why = "blocks of 32 values, and the model's heads have 16"
     with pytest.raises(SettingError, match="not right with q8_0" if backend.is_ik and cache == "v" else why):
         weights.open(64)
-    weights.close()
 
 
 @over_native
@@ -272,7 +271,6 @@ def test_contexts_are_at_least_as_long_as_asked_for(backend: Native) -> None:
         model.close()
     model = weights.open()
     assert model.context_length == weights.trained_context == 512
-    model.close()
 
 
 # Options
@@ -325,7 +323,6 @@ def test_a_kind_of_cache_gives_about_the_same_logits_or_is_refused(
     model = weights.open(64, options=options)
     rows, expected = next_rows(model, TEXT[:12]), backend.expected(TEXT[:12])
     assert np.corrcoef(rows.ravel(), expected.ravel())[0, 1] > 0.98
-    model.close()
 
 
 @pytest.mark.parametrize("backend", MAINLINE, indirect=True)
@@ -345,7 +342,6 @@ def test_narrow_heads_go_without_flash_attention_on_processors(
     options = replace(LoadOptions(threads=1, gpu_layers=0), **changes)
     model = backend.weights(options=options).open(context)
     assert model.flash_attention == chosen
-    model.close()
 
 
 @pytest.mark.parametrize("backend", IK, indirect=True)
@@ -375,3 +371,134 @@ def test_threads_are_those_asked_for(backend: Native) -> None:
         model = backend.weights(options=options).open(64)
         assert (model.threads, model.threads_batch) == expected
         model.close()
+
+
+# Vocabulary
+
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+@over_native
+def test_text_survives_tokenizing(backend: Native) -> None:
+    vocabulary = backend.weights().vocabulary
+
+    @given(texts)
+    def check(text: str) -> None:
+        tokens = vocabulary.tokenize(text)
+        assert b"".join(vocabulary.piece(token) for token in tokens) == text.encode()
+        assert all(0 <= token < vocabulary.size for token in tokens)
+
+    check()
+
+
+@pytest.mark.skipif(len(NATIVE) < 2, reason="compares libraries")
+def test_all_libraries_read_text_alike(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("tiny")
+    vocabularies = [Native(file, folder).weights().vocabulary for file in FILES.values()]
+
+    @given(texts, st.booleans())
+    def check(text: str, parse_special: bool) -> None:
+        text = text.replace("<", END)
+        one, *others = (v.tokenize(text, parse_special=parse_special) for v in vocabularies)
+        assert all(other == one for other in others)
+
+    check()
+    one, *others = vocabularies
+    for token in range(one.size):
+        for other in others:
+            assert other.piece(token) == one.piece(token) and other.spelling(token) == one.spelling(token)
+            assert other.is_control(token) == one.is_control(token)
+            assert other.ends_generation(token) == one.ends_generation(token)
+
+
+@over_native
+def test_control_tokens_are_read_only_when_asked(backend: Native) -> None:
+    vocabulary = backend.weights().vocabulary
+    end = vocabulary.tokenize(END, parse_special=True)
+    assert end == [vocabulary.eos] and vocabulary.spelling(end[0]) == END.encode()
+    spelled_out = vocabulary.tokenize(f"a{END}b")
+    assert vocabulary.eos not in spelled_out
+    assert b"".join(map(vocabulary.piece, spelled_out)) == f"a{END}b".encode()
+    parsed = vocabulary.tokenize(f"a{END}b", parse_special=True)
+    assert parsed == [*vocabulary.tokenize("a"), vocabulary.eos, *vocabulary.tokenize("b")]
+
+
+@over_native
+def test_a_vocabulary_says_what_its_tokens_are(backend: Native, tmp_path: Path) -> None:
+    weights = backend.fresh(tmp_path, padding=3)
+    vocabulary = weights.vocabulary
+    spelled = tiny_gguf.vocabulary(padding=3)
+    assert vocabulary.size == len(spelled)
+    assert [vocabulary.spelling(i).decode() for i in range(vocabulary.size)] == spelled
+    assert vocabulary.kind == "bpe (gpt-2)" and not vocabulary.adds_bos
+    controls = [i for i in range(vocabulary.size) if vocabulary.is_control(i)]
+    assert [spelled[i] for i in controls] == [BEGIN, END, "[PAD0]", "[PAD1]", "[PAD2]"]
+    assert all(vocabulary.piece(i) == b"" for i in controls)
+    assert all(vocabulary.piece(i) for i in range(vocabulary.size) if i not in controls)
+    assert [i for i in range(vocabulary.size) if vocabulary.ends_generation(i)] == [vocabulary.eos]
+    assert (vocabulary.bos, vocabulary.eos) == (spelled.index(BEGIN), spelled.index(END))
+
+
+@over_native
+@pytest.mark.parametrize("token", [-1, 289, 2**31, 2**70])
+def test_a_token_id_that_is_none_is_an_error(backend: Native, token: int) -> None:
+    vocabulary = backend.weights().vocabulary
+    for ask in (vocabulary.piece, vocabulary.spelling, vocabulary.is_control, vocabulary.ends_generation):
+        with pytest.raises(SettingError):
+            ask(token)
+
+
+@over_native
+def test_text_that_is_no_unicode_is_a_prompt_error(backend: Native) -> None:
+    with pytest.raises(PromptError, match="Unicode"):
+        backend.weights().vocabulary.tokenize("half a \ud83d")
+
+
+@over_native
+def test_long_pieces_and_long_metadata_are_read_whole(backend: Native, tmp_path: Path) -> None:
+    merges = ["a a", "aa aa", "aaaa aaaa"]
+    merges += [f"{'a' * n} {'a' * n}" for n in (8, 16, 32, 64)]
+    weights = backend.fresh(tmp_path, merges=merges, name="n" * 700)
+    vocabulary = weights.vocabulary
+    assert weights.metadata("general.name") == "n" * 700
+    assert max(len(vocabulary.piece(i)) for i in range(vocabulary.size)) == 128
+    assert [len(vocabulary.piece(t)) for t in vocabulary.tokenize("a" * 128)] == [128]
+
+
+# The library's log
+
+LOADS_AND_FAILS = """
+    import sys
+    from pathlib import Path
+    from outrider.backends.gguf.log import show_log
+    from outrider.backends.gguf.model import Weights
+    from outrider.backends.gguf.options import LoadOptions
+    from outrider.core.data import Span
+    _, path, library, log = sys.argv
+    if log == "shown":
+        show_log(True)
+    options = LoadOptions(library=library)
+    weights = Weights(Path(path), options)
+    model = weights.open(64)
+    model.decode([Span(0, (1, 2, 3), 0, 1)])
+    try:
+        Weights(Path(path + ".none"), options)
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+@over_native
+@pytest.mark.parametrize("log", ["hidden", "shown"])
+def test_the_log_is_silent_unless_asked_for(backend: Native, tmp_path: Path, log: str) -> None:
+    path = write_tiny(tmp_path / "own.gguf")
+    code = textwrap.dedent(LOADS_AND_FAILS)
+    child = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(backend.file.path), log],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Whatever is still open at the end of the program is no reason to crash, either.
+    assert (child.returncode, child.stdout) == (0, "ModelFileError\n")
+    assert ("llama_model_loader" in child.stderr) if log == "shown" else child.stderr == ""

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from backends import FILES, IK, MAINLINE, Kept, Native, next_rows
-from outrider.backends.gguf import guard
 from outrider.backends.gguf.guard import check_build
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.model import Weights
@@ -69,7 +68,6 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if not (FOLDER / MODELS[model]).exists():
         pytest.skip(f"{MODELS[model]} is not in {FOLDER}: tests fetch no models")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(guard.__file__).parents[3]))
         folder = tmp_path_factory.mktemp("real")
         patch.setenv("OUTRIDER_CACHE", str(folder))
         opened = Real(library, model, folder)

@@ -1,27 +1,57 @@
 """Calls of equal sizes: how they are found, how a model keeps to them, and what its text then depends on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines import LANGUAGE, VOCABULARY
+from backends import FILES, NATIVE
+from engines import (
+    GREEDY,
+    LANGUAGE,
+    VOCABULARY,
+    ScriptedDrafter,
+    model_drafter,
+    oracle,
+    other_vocabulary_drafter,
+    random_guess,
+    reduced_drafter,
+)
+from examples import examples
+from outrider.backends import tuning
 from outrider.backends.bitwise import (
     TRIED,
     BitwiseModel,
     Equality,
     EqualSizes,
+    Price,
     find_equality,
     measure_price,
 )
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.core.data import Span
-from outrider.core.errors import BackendError
+from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.options import LoadOptions
+from outrider.backends.tuning import open_target
+from outrider.core.contracts import Drafter, Model, Policy
+from outrider.core.data import Request, Row, Span
+from outrider.core.errors import BackendError, OutOfMemory
+from outrider.core.params import SamplingParams, Verification
+from outrider.drafters.earlier import EarlierDrafter
+from outrider.drafters.lookup import SuffixDrafter
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.engine import Engine
+from outrider.policy.auto import AutoPolicy
+from outrider.policy.fixed import FixedPolicy
 from rounded import RoundedModel, Rounding
 from timed_models import TimedModel
+from tiny_gguf import write_tiny
 
 NO_SINGLE = Rounding((1,))
 UP_TO_SEVEN = Rounding((7, 63))
@@ -254,6 +284,228 @@ def test_sequences_share_a_call_and_nothing_else() -> None:
     assert [model.length(i) for i in range(3)] == [1, 4, 2]
 
 
-def test_without_it_they_do() -> None:
-    model, text = rounded(NO_SINGLE), [0, 1, 2, 3, 0, 1, 2, 3]
-    assert rows_of(model, text, [8]) != rows_of(model, text, [1])
+# By default: where they find the memory, and never why a model cannot be opened
+
+
+HUGE = 2_000_000_000
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Weights]:
+    found = Equality(EqualSizes((1, 16)), price=Price(0.01, 0.0))
+    monkeypatch.setattr(tuning, "known_equality", lambda *_, **__: found)
+    with closing(Weights(write_tiny(tmp_path / "tiny.gguf"), LoadOptions(threads=1))) as opened:
+        yield opened
+
+
+def test_where_they_are_nearly_free_they_are_the_default(weights: Weights) -> None:
+    model, found = open_target(weights, 64)
+    assert isinstance(model, BitwiseModel) and found is not None
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Equality(EqualSizes((1, 16)), price=Price(0.03, 0.0)),
+        Equality(EqualSizes((1, 16)), price=Price(0.0, 0.03)),
+        Equality(EqualSizes((1, 16))),
+        Equality(None, "single tokens need padding"),
+    ],
+)
+def test_where_they_cost_something_they_are_not(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch, found: Equality
+) -> None:
+    monkeypatch.setattr(tuning, "known_equality", lambda *_, **__: found)
+    model, none = open_target(weights, 64)
+    assert not isinstance(model, BitwiseModel) and none is None
+
+
+def test_without_the_memory_for_them_a_model_is_opened_without(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> BitwiseModel:
+        raise OutOfMemory("target", "there is no room", "Give a smaller context.")
+
+    monkeypatch.setattr(tuning, "_lanes", no_room)
+    model, found = open_target(weights, 64)
+    assert not isinstance(model, BitwiseModel) and found is None
+    with pytest.raises(OutOfMemory):
+        open_target(weights, 64, bitwise=True)
+
+
+def test_an_impossible_context_is_named_as_it_was_asked_for(weights: Weights) -> None:
+    with pytest.raises(OutOfMemory) as caught:
+        open_target(weights, HUGE)
+    assert f"context of {HUGE} tokens" in caught.value.what
+
+
+def test_what_is_found_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    found = [Equality(EqualSizes((1, 16)), flash_attention="on", price=Price(0.01, 0.0))]
+    monkeypatch.setattr(tuning, "_find", lambda *_, **__: found.pop())
+    expected = found[0]
+    with closing(Weights(write_tiny(tmp_path / "tiny.gguf"), LoadOptions(threads=1))) as weights:
+        for measure in (True, True, False):
+            known = tuning.known_equality(weights, lambda _part: None, measure=measure)
+            assert known == expected
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_every_library_opens_what_it_runs(
+    name: str, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both kinds of attention are tried; over a sliding window ik_llama.cpp is right with one of them."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuning, "find_equality", lambda *_, **__: Equality(None, "padding"))
+    path = write_tiny(tmp_path / "tiny.gguf", arch=arch)
+    tokens = tuple(range(40, 72))  # past the window
+    with closing(Weights(path, LoadOptions(threads=1, library=str(FILES[name].path)))) as weights:
+        with closing(open_target(weights, 64)[0]) as model:
+            assert (model.context_length, model.max_sequences) == (64, 1)
+            rows = model.decode([Span(0, tokens, 0, len(tokens))])[0].copy()
+        with closing(weights.open(64)) as plain:
+            [expected] = plain.decode([Span(0, tokens, 0, len(tokens))])
+            np.testing.assert_allclose(rows, expected, atol=1e-2)
+
+
+# Texts on a model whose logits depend on the sizes of calls and on other sequences: with equal calls they are
+# those of plain decoding
+
+
+STABLE = SamplingParams(temperature=1.0, seed=5)
+CONTEXT = 160
+
+KNOWN = cache(lambda last: LANGUAGE(last))
+
+
+def language(tokens: Sequence[int]) -> Row:
+    """`LANGUAGE`, each row worked out once."""
+    return KNOWN(tuple(tokens[-3:]))
+
+
+KERNELS = [
+    (Rounding((1,)), (2, 3, 4, 8, 16)),
+    (Rounding((7, 63)), (1, 2, 4, 7)),
+    (Rounding((31,)), (1, 4, 31)),
+]
+"""Models, and calls that are equal for them."""
+
+DRAFTERS: dict[str, Callable[[], list[Drafter]]] = {
+    "lookup": lambda: [SuffixDrafter(), EarlierDrafter(), PredictionDrafter()],
+    "model": lambda: [model_drafter(random_logits(VOCABULARY.size, seed=11, order=2), max_sequences=9)],
+    "other vocabulary": lambda: [other_vocabulary_drafter(max_sequences=9)],
+    "reduced": lambda: [reduced_drafter(max_sequences=9)],
+    "right": lambda: [ScriptedDrafter(oracle(language, 3))],
+    "any": lambda: [ScriptedDrafter(random_guess(3))],
+}
+
+
+def shared(rounding: Rounding, num_sequences: int) -> FakeModel:
+    return RoundedModel(VOCABULARY, language, rounding, context_length=CONTEXT, max_sequences=num_sequences)
+
+
+def equal(rounding: Rounding, sizes: Sequence[int], num_sequences: int) -> BitwiseModel:
+    return BitwiseModel(
+        lambda length: RoundedModel(VOCABULARY, language, rounding, context_length=length, max_sequences=1),
+        EqualSizes(tuple(sizes)),
+        context_length=CONTEXT,
+        max_sequences=num_sequences,
+    )
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request, and the step at which it comes."""
+
+    request: Request
+    step: int
+
+
+def texts(engine: Engine, arrivals: Sequence[Arrival]) -> list[tuple[int, ...]]:
+    """The answers of requests that come while others run; one for which there is no room waits."""
+    found: dict[int, list[int]] = {}
+    places: dict[int, int] = {}
+    waiting = sorted(range(len(arrivals)), key=lambda i: arrivals[i].step)
+    step = 0
+    while waiting or engine.num_running:
+        while waiting and arrivals[waiting[0]].step <= step and engine.has_room(arrivals[waiting[0]].request):
+            place = waiting.pop(0)
+            places[engine.submit(arrivals[place].request)] = place
+        for update in engine.step() if engine.num_running else ():
+            assert update.error is None
+            found.setdefault(places[update.record.request], []).extend(update.record.tokens)
+        step += 1
+    return [tuple(found[i]) for i in range(len(arrivals))]
+
+
+def plain(make: Callable[[int], Model], request: Request) -> tuple[int, ...]:
+    """The answer of a request alone, token by token, on a model of its own."""
+    return Engine(make(1)).generate(request).tokens
+
+
+def arrivals_of(prompts: Sequence[Sequence[int]], steps: Sequence[int], stable: bool) -> list[Arrival]:
+    return [
+        Arrival(
+            Request(
+                tuple(prompt),
+                STABLE if stable else GREEDY,
+                max_tokens=12 + 3 * i,
+                verification=Verification("stable" if stable else "auto"),
+                prediction=tuple(prompt[:8]),
+                ignore_end=True,
+            ),
+            step,
+        )
+        for i, (prompt, step) in enumerate(zip(prompts, steps, strict=True))
+    ]
+
+
+PROMPTS = st.lists(st.integers(0, VOCABULARY.size - 2), min_size=1, max_size=60)
+TREE = st.lists(st.tuples(st.booleans(), PROMPTS), min_size=1, max_size=8)
+
+
+def prompts_of(tree: Sequence[tuple[bool, Sequence[int]]]) -> list[list[int]]:
+    """Prompts of which some go on from the one before, so that what it stored is reused."""
+    prompts: list[list[int]] = []
+    for goes_on, tokens in tree:
+        start = prompts[-1] if goes_on and prompts and len(prompts[-1]) < 60 else []
+        prompts.append([*start, *tokens])
+    return prompts
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_sequences"),
+    [("fixed", 1), ("fixed", 8), pytest.param("auto", 1, marks=pytest.mark.slow), ("auto", 8)],
+)
+@pytest.mark.parametrize("who", DRAFTERS)
+@settings(max_examples=examples(8))
+@given(tree=TREE, data=st.data())
+def test_a_text_is_that_of_plain_decoding_whatever_else_happens(
+    policy: str, num_sequences: int, who: str, tree: list[tuple[bool, list[int]]], data: st.DataObject
+) -> None:
+    rounding, sizes = data.draw(st.sampled_from(KERNELS))
+    prompts = prompts_of(tree)
+    steps = data.draw(st.lists(st.integers(0, 30), min_size=len(prompts), max_size=len(prompts)))
+    arrivals = arrivals_of(prompts, steps, data.draw(st.booleans()))
+    chosen: Policy = AutoPolicy() if policy == "auto" else FixedPolicy(p_min=0)
+    engine = Engine(equal(rounding, sizes, num_sequences), DRAFTERS[who](), chosen)
+    said = texts(engine, arrivals)
+    assert said == [plain(lambda n: equal(rounding, sizes, n), a.request) for a in arrivals]
+
+
+@pytest.mark.parametrize(
+    ("rounding", "num_sequences"),
+    [
+        (Rounding((1,)), 1),
+        (Rounding((7, 63)), 1),
+        *((rounding, 8) for rounding, _ in KERNELS),
+        (Rounding((), mixes=True), 8),  # other sequences in the same cache alone
+    ],
+)
+def test_without_equal_calls_texts_part(rounding: Rounding, num_sequences: int) -> None:
+    prompts = [[(i * 7 + j * j) % 4 for j in range(40)] for i in range(8)]
+    arrivals = arrivals_of(prompts, range(8), stable=False)
+    engine = Engine(shared(rounding, num_sequences), DRAFTERS["right"](), FixedPolicy(p_min=0))
+    said = texts(engine, arrivals)
+    assert said != [plain(lambda n: shared(rounding, n), arrival.request) for arrival in arrivals]

@@ -34,6 +34,10 @@ def template(source: str, bos: str = "<s>", eos: str = "</s>") -> ChatTemplate:
     return ChatTemplate(source, bos=bos, eos=eos)
 
 
+def rendered(source: str, **given: Any) -> str:
+    return template(source).render([USER], **given)
+
+
 def test_blocks_leave_no_blanks_and_special_tokens_are_named() -> None:
     chat = template(PLAIN)
     assert chat.render([SYSTEM, USER]) == "<s><system>Be brief.</s>\n<user>Hi</s>\n<assistant>"
@@ -41,43 +45,27 @@ def test_blocks_leave_no_blanks_and_special_tokens_are_named() -> None:
 
 
 def test_content_is_text_and_never_a_template() -> None:
-    assert (
-        template("{{ messages[0].content }}").render([{"role": "user", "content": "{{ 1 + 1 }}<&"}])
-        == "{{ 1 + 1 }}<&"
-    )
+    said = {"role": "user", "content": "{{ 1 + 1 }}<&"}
+    assert template("{{ messages[0].content }}").render([said]) == "{{ 1 + 1 }}<&"
 
 
 def test_json_is_not_escaped_for_html() -> None:
-    tools = [{"name": "f", "about": "é < 'x' & y"}]
-    assert (
-        template("{{ tools[0] | tojson }}").render([USER], tools=tools)
-        == '{"name": "f", "about": "é < \'x\' & y"}'
-    )
-    assert (
-        template("{{ tools | tojson(indent=1) }}").render([USER], tools=[{"a": 1}])
-        == '[\n {\n  "a": 1\n }\n]'
-    )
+    written = rendered("{{ tools[0] | tojson }}", tools=[{"name": "f", "about": "é < 'x' & y"}])
+    assert written == '{"name": "f", "about": "é < \'x\' & y"}'
+    assert rendered("{{ tools | tojson(indent=1) }}", tools=[{"a": 1}]) == '[\n {\n  "a": 1\n }\n]'
 
 
 @pytest.mark.parametrize("tools", [None, []])
 def test_no_tools_are_none(tools: list[dict[str, Any]] | None) -> None:
-    assert template("{{ 'some' if tools is not none else 'none' }}").render([USER], tools=tools) == "none"
+    assert rendered("{{ 'some' if tools is not none else 'none' }}", tools=tools) == "none"
 
 
 def test_the_usual_helpers_are_there() -> None:
-    assert (
-        template("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render(
-            [USER]
-        )
-        == "1"
-    )
-    assert template("{{ strftime_now('%Y') | length }}").render([USER]) == "4"
-    assert template("{% generation %}{{ messages[0].content }}{% endgeneration %}").render([USER]) == "Hi"
-    assert template("{{ 'on' if thinking else 'off' }}").render([USER], thinking=True) == "on"
-    assert (
-        template("{{ 1 ~ 'a' ~ none }}{{ 2 * 3 + 2 ** 2 }}{{ 'ab' * 2 + 'c' }}").render([USER])
-        == "1aNone10ababc"
-    )
+    assert rendered("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "1"
+    assert rendered("{{ strftime_now('%Y') | length }}") == "4"
+    assert rendered("{% generation %}{{ messages[0].content }}{% endgeneration %}") == "Hi"
+    assert rendered("{{ 'on' if thinking else 'off' }}", thinking=True) == "on"
+    assert rendered("{{ 1 ~ 'a' ~ none }}{{ 2 * 3 + 2 ** 2 }}{{ 'ab' * 2 + 'c' }}") == "1aNone10ababc"
 
 
 def test_the_templates_own_complaint_is_the_reason() -> None:
@@ -85,20 +73,13 @@ def test_the_templates_own_complaint_is_the_reason() -> None:
         template(NO_SYSTEM).render([USER, USER])
 
 
-def test_a_system_message_goes_into_the_first_user_message_where_the_role_is_refused() -> None:
-    assert template(NO_SYSTEM).render([SYSTEM, USER, ANSWER]) == "[user]Be brief.\n\nHi[assistant]Yes?"
+def test_a_system_message_goes_into_the_first_user_message_where_there_is_no_such_role() -> None:
+    messages = [dict(SYSTEM), dict(USER), dict(ANSWER)]
+    assert template(NO_SYSTEM).render(messages) == "[user]Be brief.\n\nHi[assistant]Yes?"
+    assert messages == [SYSTEM, USER, ANSWER], "the caller's are left alone"
     assert template(NO_SYSTEM).render([SYSTEM]) == "[user]Be brief."
-
-
-def test_a_system_message_is_not_dropped_in_silence() -> None:
     silent = "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     assert template(silent).render([SYSTEM, USER]) == "[user]Be brief.\n\nHi"
-
-
-def test_a_folded_system_message_leaves_the_callers_messages_alone() -> None:
-    messages = [dict(SYSTEM), dict(USER)]
-    template(NO_SYSTEM).render(messages)
-    assert messages == [SYSTEM, USER]
 
 
 @pytest.mark.parametrize("messages", [[], [{"content": "Hi"}], [USER, {"role": 3}]])
@@ -124,16 +105,7 @@ def test_a_template_that_does_not_compile_is_an_input_error(source: str) -> None
         "{% include 'passwords' %}",
         "{{ 1 / 0 }}",
         "{{ messages[0].content + 1 }}",
-    ],
-)
-def test_what_the_sandbox_or_python_refuses_is_an_input_error(source: str) -> None:
-    with pytest.raises(InputError, match="refuses the conversation"):
-        template(source).render([USER])
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
+        # without end or measure
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
@@ -141,9 +113,9 @@ def test_what_the_sandbox_or_python_refuses_is_an_input_error(source: str) -> No
         "{{ range(10 ** 12) | list }}",
     ],
 )
-def test_a_template_without_end_or_measure_is_stopped(source: str) -> None:
+def test_what_the_sandbox_refuses_or_stops_is_an_input_error(source: str) -> None:
     with pytest.raises(InputError, match="refuses the conversation"):
-        template(source).render([USER])
+        rendered(source)
 
 
 def test_a_stopped_template_can_be_used_again() -> None:

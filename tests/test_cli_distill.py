@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli_helpers import TEMPLATE, Call, Outcome, result
-from outrider.backends.tuning.curves import costs_of
+from outrider.backends.tuning import costs_of
 from tiny_gguf import write_tiny
 
 pytest.importorskip("torch")

@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 from collections.abc import Iterator
 
 import jsonschema
@@ -11,8 +10,7 @@ import pytest
 from grammars import walk, written
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.constraints.compiler import Compiler
-from outrider.constraints.walker import GrammarConstraint
+from outrider.constraints.compiler import Compiler, GrammarConstraint
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.params import FastForward
@@ -45,7 +43,6 @@ PERSON = {
     "additionalProperties": False,
 }
 ANSWER = '{"name": "Albert", "address": {"city": "Ulm", "zip": "89073"}, "tags": ["physics", "violin"]}'
-MODES: tuple[FastForward, ...] = ("exact", "canonical", "off")
 
 
 @pytest.fixture(scope="module")
@@ -70,19 +67,14 @@ def person(compiler: Compiler, mode: FastForward, after: str | None = None) -> G
     ).start()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_random_walks_are_valid(compiler: Compiler, vocabulary: Vocabulary, mode: FastForward) -> None:
-    for seed in range(20):
-        constraint = person(compiler, mode)
-        tokens = walk(constraint, random.Random(seed), most=400, ends=ends(vocabulary))
-        assert constraint.is_complete
-        jsonschema.validate(json.loads(written(tokens, vocabulary)), PERSON)
-
-
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["exact", "canonical", "off"])
 def test_the_models_own_tokens_are_allowed_and_the_forced_ones_are_among_them(
     compiler: Compiler, vocabulary: Vocabulary, mode: FastForward
 ) -> None:
+    walked = person(compiler, mode)
+    tokens = walk(walked, random.Random(0), most=400, ends=ends(vocabulary))
+    assert walked.is_complete
+    jsonschema.validate(json.loads(written(tokens, vocabulary)), PERSON)
     constraint = person(compiler, mode)
     answer = ANSWER.replace("physics", "physic")
     tokens = vocabulary.tokenize(answer, add_special=False)
@@ -112,12 +104,3 @@ def test_triggers_are_recognized_as_tokens_and_as_text(
         rest = vocabulary.tokenize(ANSWER.replace("physics", "p"), add_special=False)
         constraint.accept([*lead, *rest])
         assert constraint.is_complete
-
-
-def test_a_gbnf_grammar_holds(compiler: Compiler, vocabulary: Vocabulary) -> None:
-    grammar = 'root ::= "(" root ")" | [a-z]+ (", " root)?'
-    constraint = compiler.compile(Grammar("gbnf", grammar)).start()
-    text = written(walk(constraint, random.Random(3), most=60, ends=ends(vocabulary)), vocabulary).decode()
-    assert re.fullmatch("[a-z(), ]+", text)
-    fresh = compiler.compile(Grammar("gbnf", grammar)).start()
-    assert fresh.permits((), vocabulary.tokenize("((abc, (def)))", add_special=False)) > 3

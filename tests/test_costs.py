@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.options import measure_side_by_side
+from outrider.backends.tuning import measure_side_by_side
 from outrider.core.data import Logits, Span
 from outrider.core.errors import SettingError
 from outrider.costs import CallCosts, CallPoint

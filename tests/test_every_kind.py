@@ -226,11 +226,7 @@ def test_a_server_answers_eight_at_four_sequences_as_one_at_a_time(backend: Nati
 @pytest.mark.slow
 @over(*KINDS, names=(*MAINLINE[:1], *IK))
 def test_the_certificate_of_a_command_holds(
-    backend: Native,
-    kind: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    outrider: Call,
+    backend: Native, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outrider: Call
 ) -> None:
     """Greedy texts, texts of a seed, and samples against the distribution that plain decoding has."""
     made, make_plan = KINDS[kind], verify.make_plan

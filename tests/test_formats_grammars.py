@@ -10,8 +10,7 @@ from formats_samples import (
     template,
     vocabulary_with,
 )
-from outrider.constraints.compiler import Compiler
-from outrider.constraints.walker import GrammarConstraint
+from outrider.constraints.compiler import Compiler, GrammarConstraint
 from outrider.core.errors import GrammarError
 from outrider.core.params import FastForward
 from outrider.formats import Named, ToolChoice, ToolSpec, format_of

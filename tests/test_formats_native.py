@@ -10,8 +10,7 @@ import pytest
 from formats_samples import PLAIN, TOOLS, Read, template, vocabulary_with
 from formats_samples import TEMPLATES as KNOWN
 from grammars import walk
-from outrider.constraints.compiler import Compiler
-from outrider.constraints.walker import GrammarConstraint
+from outrider.constraints.compiler import Compiler, GrammarConstraint
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
 from outrider.formats import ChatFormat, Named, ToolChoice, ToolSpec, format_of

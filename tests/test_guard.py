@@ -52,20 +52,13 @@ class Children:
         return self._outcome(options)
 
 
-def works(_options: LoadOptions) -> int:
-    return 0
+def ends(status: int) -> Children:
+    """Children that all end so."""
+    return Children(lambda _options: status)
 
 
 def dies_repacked(options: LoadOptions) -> int:
     return -signal.SIGSEGV if options.extra_buffer_types else 0
-
-
-def dies_always(_options: LoadOptions) -> int:
-    return -signal.SIGILL
-
-
-def cannot_load(_options: LoadOptions) -> int:
-    return 1
 
 
 def check(
@@ -74,18 +67,17 @@ def check(
     *,
     path: Path = MODEL,
     build: str = "build 1",
-    kind: str = "llama Q4_1",
+    quantization: str = "Q4_1",
     file: str = "content",
 ) -> tuple[LoadOptions, str | None]:
-    architecture, quantization = kind.split()
-    card = SimpleNamespace(path=path, architecture=architecture, quantization=quantization)
+    card = SimpleNamespace(path=path, architecture="llama", quantization=quantization)
     library = SimpleNamespace(build_id=build, backend="llama.cpp", file=SimpleNamespace(path="lib.so"))
     with patch.object(guard, "_run_child", run), patch.object(guard, "fingerprint", lambda _path: file):
         return check_build(card, options, library)  # type: ignore[arg-type]
 
 
 def test_a_build_that_works_is_left_alone_and_remembered(memory: Path) -> None:
-    run = Children(works)
+    run = ends(0)
     for _ in range(3):
         assert check(run) == (OPTIONS, None)
     assert run.tried == [OPTIONS]
@@ -105,24 +97,24 @@ def test_a_build_whose_repacked_kernels_die_runs_without_them() -> None:
 
 
 def test_a_build_that_always_dies_is_an_error_that_says_how() -> None:
-    run = Children(dies_always)
+    run = ends(-signal.SIGILL)
     with pytest.raises(BackendCrash, match="SIGILL") as caught:
         check(run)
     assert caught.value.what == str(MODEL) and "--backend" in caught.value.way_out
     assert len(run.tried) == 2
     # It may be another build the next time: nothing is remembered.
-    assert check(Children(works)) == (OPTIONS, None)
+    assert check(ends(0)) == (OPTIONS, None)
 
 
 def test_a_model_that_cannot_be_loaded_is_left_to_the_real_load(memory: Path) -> None:
-    run = Children(cannot_load)
+    run = ends(1)
     assert check(run) == (OPTIONS, None) == check(run)
     assert len(run.tried) == 2 and not memory.exists()
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_child_that_was_killed_is_no_broken_build(memory: Path, signal_number: int) -> None:
-    run = Children(lambda _options: -signal_number)
+    run = ends(-signal_number)
     with pytest.raises(OutOfMemory):
         check(run)
     assert not memory.exists()
@@ -149,35 +141,27 @@ def test_a_library_that_is_wrong_in_large_calls_is_given_small_ones(
 
 def test_a_library_that_is_always_wrong_is_not_used(memory: Path) -> None:
     with pytest.raises(BackendCrash, match="wrongly"):
-        check(Children(lambda _options: guard.WRONG))
+        check(ends(guard.WRONG))
     assert not memory.exists()
 
 
-def test_plain_kernels_are_tried_as_well() -> None:
-    plain = replace(OPTIONS, extra_buffer_types=False)
-    run = Children(dies_always)
+def test_plain_kernels_that_were_asked_for_are_all_that_is_tried() -> None:
+    plain, run = replace(OPTIONS, extra_buffer_types=False), ends(-signal.SIGILL)
     with pytest.raises(BackendCrash) as caught:
         check(run, plain)
     assert run.tried == [plain] and "kernels" not in caught.value.why
-    assert check(Children(works), plain) == (plain, None)
+    assert check(ends(0), plain) == (plain, None)
 
 
 def test_builds_kinds_of_model_devices_and_cpus_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Children(works)
+    run = ends(0)
+    asked: list[dict[str, Any]] = [{}, {"build": "build 2"}, {"quantization": "Q4_0"}, {"file": "another"}]
+    asked += [{"options": LoadOptions(gpu_layers=0)}]
+    for given in [*asked, *asked]:  # all are still known
+        check(run, **given)
+    assert len(run.tried) == 5
+    monkeypatch.setattr(guard, "cpu_id", lambda: "another")
     check(run)
-    check(run, build="build 2")
-    check(run, kind="llama Q4_0")
-    check(run, file="another")
-    check(run, LoadOptions(gpu_layers=0))
-    with monkeypatch.context() as patched:
-        patched.setattr(guard, "cpu_id", lambda: "another")
-        check(run)
-        assert len(run.tried) == 6
-        # All six are still known.
-        check(run, build="build 1")
-    for options, build, kind in [(OPTIONS, "build 2", "llama Q4_1"), (OPTIONS, "build 1", "llama Q4_0")]:
-        check(run, options, build=build, kind=kind)
-    check(run, file="another")
     assert len(run.tried) == 6
 
 
@@ -192,7 +176,7 @@ def test_what_does_not_change_the_kernels_is_not_tried_again() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'"works"', b"[" * 20_000])
 def test_a_damaged_memory_is_replaced_with_a_word(memory: Path, content: bytes) -> None:
-    run = Children(works)
+    run = ends(0)
     memory.write_bytes(content)
     with collect_notices() as notices:
         assert check(run) == (OPTIONS, None)
@@ -203,7 +187,7 @@ def test_a_damaged_memory_is_replaced_with_a_word(memory: Path, content: bytes) 
 
 @pytest.mark.parametrize("outcome", ["broken", 17, None, ["works"]])
 def test_an_outcome_that_makes_no_sense_is_tried_again(memory: Path, outcome: object) -> None:
-    check(Children(works))
+    check(ends(0))
     memory.write_text(json.dumps({key: outcome for key in json.loads(memory.read_text())}))
     run = Children(dies_repacked)
     options, notice = check(run)
@@ -229,13 +213,6 @@ def test_a_memory_that_cannot_be_written_costs_only_time(
 # With real children
 
 
-@pytest.fixture
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package may be on this process's path only by pytest's doing."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(guard.__file__).parents[3]))
-
-
-@pytest.mark.usefixtures("importable")
 def test_the_first_calls_are_really_made_in_a_child(
     tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,12 +230,9 @@ def test_the_first_calls_are_really_made_in_a_child(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.usefixtures("importable")
 def test_a_real_child_that_cannot_load_its_model_says_so_by_its_status(tmp_path: Path, memory: Path) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"no model")
-    command = [sys.executable, "-m", "outrider.backends.gguf.guard", str(bad), "{}"]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 1
     assert check(REAL, path=bad) == (OPTIONS, None) and not memory.exists()
 
 

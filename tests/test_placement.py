@@ -1,18 +1,22 @@
 """Where a model is computed, its LoRA adapters and stretched positions: as the native library gets them."""
 
 import ctypes
+import re
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGUFWriter
+from hypothesis import given
+from hypothesis import strategies as st
 
 from backends import FILES, IK, MAINLINE, NATIVE
-from cli_helpers import TEMPLATE, Call, Outcome
+from cli_helpers import TEMPLATE, Call
 from outrider.backends.gguf.devices import (
     device_array,
     experts_on_host,
@@ -21,21 +25,25 @@ from outrider.backends.gguf.devices import (
     override_array,
     share_array,
 )
+from outrider.backends.gguf.head_model import HeadModel
 from outrider.backends.gguf.libraries import describe_gpus, open_library
 from outrider.backends.gguf.library import LibraryFile
-from outrider.backends.gguf.memory import Contexts, place_layers, what_would_fit
-from outrider.backends.gguf.model import Weights
+from outrider.backends.gguf.log import show_log
+from outrider.backends.gguf.memory import GPUS, HOST, Contexts, check_memory, place_layers, what_would_fit
+from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.curves import subject_of
+from outrider.backends.rewinding import RewindSupport
+from outrider.backends.tuning import subject_of
 from outrider.cli.line import Line
 from outrider.cli.plans import load_options
 from outrider.cli.settings import RunSettings
 from outrider.core.data import Logits, Span
-from outrider.core.errors import BackendError, ModelFileError, SettingError
+from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, SettingError
 from outrider.core.notices import collect_notices
 from outrider.core.schema import settings_of
-from outrider.models.gguf import Layer, Layout
-from tiny_gguf import WIDTH, write_tiny
+from outrider.models.gguf import Layer, Layout, read_card
+from tiny import ARCHITECTURES, WITH_HEADS
+from tiny_gguf import WIDTH, finish, write_tiny
 
 
 def write_adapter(path: Path, *, seed: int = 0, size: float = 0.05, width: int = WIDTH) -> Path:
@@ -48,10 +56,7 @@ def write_adapter(path: Path, *, seed: int = 0, size: float = 0.05, width: int =
     for part, shape in (("a", (2, width)), ("b", (width, 2))):
         values = random.normal(0, size**0.5, shape).astype(np.float32)
         writer.add_tensor(f"blk.0.attn_output.weight.lora_{part}", values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -127,13 +132,9 @@ def test_positions_are_stretched(model: Path) -> None:
     yarn = changed(rope_scaling="yarn", rope_freq_scale=0.25, yarn_orig_ctx=64)
     assert yarn > 0.1 and yarn != linear
     assert changed(rope_freq_base=500.0) > 0.1
-    for scaled in (
-        native(IK[0], rope_freq_scale=0.25),
-        native(IK[0], rope_scaling="yarn"),
-        native(IK[0], yarn_orig_ctx=64),
-    ):
+    for scaled in ({"rope_freq_scale": 0.25}, {"rope_scaling": "yarn"}, {"yarn_orig_ctx": 64}):
         with pytest.raises(SettingError, match=r"^scaled positions \(RoPE, YaRN\): ik_llama"):
-            Weights(model, scaled)
+            Weights(model, native(IK[0], **scaled))
 
 
 class TwoGpus:
@@ -350,12 +351,8 @@ def test_a_gpu_that_is_not_there_is_named(name: str, given: Any, model: Path) ->
         Weights(model, native(name, **given))
 
 
-def options_of(line: str) -> LoadOptions:
-    """The target's load options of a command line."""
-    return _both(line)[0]
-
-
-def _both(words: str) -> tuple[LoadOptions, LoadOptions]:
+def both(words: str) -> tuple[LoadOptions, LoadOptions]:
+    """The load options of a command line: the target's, and its draft's."""
     line = Line("run", words.split(), settings_of(RunSettings))
     assert not line.notices
     parsed = RunSettings.model_validate(line.values())
@@ -363,26 +360,26 @@ def _both(words: str) -> tuple[LoadOptions, LoadOptions]:
 
 
 def test_llama_cpps_names_for_placement_are_taken() -> None:
-    found = options_of("-dev CUDA1,CUDA0 -ts 3,1 -sm row -mg 1 -ngl 20 -nkvo --no-op-offload")
+    found, _ = both("-dev CUDA1,CUDA0 -ts 3,1 -sm row -mg 1 -ngl 20 -nkvo --no-op-offload")
     assert (found.devices, found.tensor_split, found.split_mode) == (("CUDA1", "CUDA0"), (3.0, 1.0), "row")
     assert (found.main_gpu, found.gpu_layers, found.kv_offload, found.op_offload) == (1, 20, False, False)
-    found = options_of(r"-ot blk\.1{1,2}\.=CPU,exps=CUDA0 -ot up=CPU -ncmoe 2")
+    found, _ = both(r"-ot blk\.1{1,2}\.=CPU,exps=CUDA0 -ot up=CPU -ncmoe 2")
     experts = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
     layers = (rf"blk\.0{experts}", rf"blk\.1{experts}")
     assert found.tensor_overrides == (r"blk\.1{1,2}\.=CPU", "exps=CUDA0", "up=CPU", *layers)
-    assert options_of("--cpu-moe").tensor_overrides == experts_on_host(None)
-    found = options_of("--lora a.gguf --lora-scaled b.gguf:0.5,c.gguf:-1")
+    assert both("--cpu-moe")[0].tensor_overrides == experts_on_host(None)
+    found, _ = both("--lora a.gguf --lora-scaled b.gguf:0.5,c.gguf:-1")
     assert found.adapters == (("a.gguf", 1.0), ("b.gguf", 0.5), ("c.gguf", -1.0))
-    found = options_of("--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 8192")
+    found, _ = both("--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 8192")
     assert (found.rope_scaling, found.rope_freq_scale, found.yarn_orig_ctx) == ("yarn", 0.25, 8192)
 
 
 def test_the_draft_is_placed_by_itself() -> None:
-    target, draft = _both("-dev CUDA0 -devd CUDA1 -ngld 3 -ot a=CPU --lora a.gguf")
+    target, draft = both("-dev CUDA0 -devd CUDA1 -ngld 3 -ot a=CPU --lora a.gguf")
     assert (draft.devices, draft.gpu_layers, draft.tensor_overrides) == (("CUDA1",), 3, ())
     assert target.tensor_overrides == ("a=CPU",)
     assert target.adapters and not draft.adapters
-    _, draft = _both("-dev CUDA0 -ts 1,2 --rope-scale 2")
+    _, draft = both("-dev CUDA0 -ts 1,2 --rope-scale 2")
     assert (draft.devices, draft.tensor_split, draft.rope_freq_scale) == (("CUDA0",), (1.0, 2.0), 0.5)
 
 
@@ -402,7 +399,7 @@ def test_the_draft_is_placed_by_itself() -> None:
 )
 def test_what_makes_no_sense_is_said_before_anything_is_loaded(line: str, message: str) -> None:
     with pytest.raises(SettingError) as caught:
-        options_of(line)
+        both(line)
     assert str(caught.value).startswith(message)
 
 
@@ -447,9 +444,8 @@ def test_a_split_that_a_library_lacks_is_refused(model: Path) -> None:
 def test_a_chat_template_and_an_adapter_of_ones_own_and_options_without_effect(
     model: Path, tmp_path: Path, outrider: Call
 ) -> None:
-    def run(*arguments: str) -> Outcome:
-        line = ("run", "-m", str(model), "-n", "12", "--temp", "0", "-t", "1", "-q", "-p", "hello")
-        return outrider(*line, "--policy", "fixed", *arguments)
+    line = ("run", "-m", str(model), "-n", "12", "--temp", "0", "-t", "1", "-q", "-p", "hello")
+    run = partial(outrider, *line, "--policy", "fixed")
 
     template, broken = tmp_path / "chat.jinja", tmp_path / "broken.jinja"
     template.write_text(TEMPLATE)
@@ -458,7 +454,6 @@ def test_a_chat_template_and_an_adapter_of_ones_own_and_options_without_effect(
     assert (raw.status, chat.status, chat.err) == (0, 0, "") and chat.out != raw.out
     refused = run("--chat-template-file", str(broken))
     assert refused.status == 2 and refused.err.startswith(f"error: {broken}: it does not compile")
-    assert run("--chat-template-file", "missing.jinja").status == 2
     adapter = write_adapter(tmp_path / "a.gguf", seed=1, size=2.0)
     assert run("--raw", "--lora-scaled", f"{adapter}:0", "-fa", "off").out == run("--raw", "-fa", "off").out
     adapted = run("--raw", "--lora", str(adapter))
@@ -466,10 +461,9 @@ def test_a_chat_template_and_an_adapter_of_ones_own_and_options_without_effect(
     assert run("--raw", "--lora", "missing.gguf").said.startswith(
         "error: missing.gguf: there is no such file"
     )
-    for flags in (("-ts", "3,1"), ("-ngl", "20")):
-        unused = run("--raw", *flags)
-        assert unused.out == raw.out and unused.said.count(f"note: {flags[0]} without effect: ") == 1
-        assert "computes on the processor alone here" in unused.said and "docs/gpu.md" in unused.said
+    unused = run("--raw", "-ts", "3,1", "-ngl", "20")
+    assert unused.out == raw.out and unused.said.count("note: -ngl, -ts without effect: ") == 1
+    assert "computes on the processor alone here" in unused.said and "docs/gpu.md" in unused.said
     assert "without effect" not in run("--raw", "-ngl", "0").said + run("--raw", "-ngl", "all").said
 
 
@@ -477,3 +471,206 @@ def test_a_policy_without_its_draft_model_says_so(model: Path, outrider: Call) -
     line = ("run", "-m", str(model), "-n", "4", "--raw", "-t", "1", "-p", "hi", "--spec-type", "draft-mtp")
     done = outrider(*line)
     assert done.status == 0 and "no draft model is loaded, and the policy asks for one alone" in done.said
+
+
+# The least memory that models need, by the libraries' own account and in arithmetic on GPUs that are not here
+
+
+_MIB = 2**20
+_LOGGED = re.compile(r"(KV|model|CPU) buffer size = +([\d.]+) MiB")
+_ROUNDED = 0.011 * 2
+"""of the two numbers that a library logs, in MiB"""
+
+
+def reported(model: Contexts, path: Path, capfd: pytest.CaptureFixture[str]) -> tuple[float, float]:
+    """MiB of weights and KV, by the library's own account."""
+    show_log(shown=True)
+    try:
+        with closing(Weights(path, model.options)) as weights:
+            target = GgufModel(weights, model.capacity_tokens, 1, support=RewindSupport("free"))
+            if model.head_tokens:
+                HeadModel(target, model.head_tokens).close()
+            target.close()
+    finally:
+        show_log(shown=False)
+    logged = [(what, float(mib)) for what, mib in _LOGGED.findall(capfd.readouterr().err)]
+    return sum(mib for what, mib in logged if what != "KV"), sum(mib for what, mib in logged if what == "KV")
+
+
+def unmapped(name: str = MAINLINE[0], **given: Any) -> LoadOptions:
+    path = str(FILES[name].path)
+    return LoadOptions(threads=1, library=path, mmap=False, extra_buffer_types=False, **given)
+
+
+def check(model: Contexts, path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    needed = [size / _MIB for size in model.needed(on_gpus=False)[HOST]]
+    assert needed == pytest.approx(reported(model, path, capfd), abs=_ROUNDED)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_weights_and_kv_are_what_the_library_says(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", context_length=8192)
+    check(Contexts(read_card(path).layout, unmapped(name, cache_type_k="q8_0"), 8192), path, capfd)
+
+
+@pytest.mark.parametrize(
+    ("arch", "heads"), [*((arch, 0) for arch in ARCHITECTURES), *((arch, 1) for arch in WITH_HEADS)]
+)
+def test_every_kind_is_counted(
+    arch: str, heads: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch=arch, context_length=8192, mtp_layers=heads)
+    check(Contexts(read_card(path).layout, unmapped(), 2048, head_tokens=2048 * heads), path, capfd)
+
+
+def test_a_window_takes_no_less_than_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch="gemma3", context_length=8192)
+    model = Contexts(read_card(path).layout, unmapped(full_window=False), 8192)
+    _, kv = model.needed(on_gpus=False)[HOST]
+    assert 0 < kv / _MIB < reported(model, path, capfd)[1]
+
+
+def test_a_header_that_says_little_is_counted_with_what_it_says(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "odd.gguf", "unheard-of")
+    for name in ("token_embd.weight", "blk.0.attn_k.weight", "blk.7.attn_k_b.weight", "blk.0.ssm_in.weight"):
+        writer.add_tensor(name, np.zeros(4, dtype=np.float32))
+    finish(writer)
+    model = Contexts(read_card(tmp_path / "odd.gguf").layout, unmapped(), 8192)
+    assert sum(model.needed(on_gpus=False)[HOST]) == 4 * 16
+
+
+SIZES = Layout(
+    name="big",
+    tensors={
+        "token_embd.weight": 2 * GB,
+        **{f"blk.{i}.attn_q.weight": 4 * GB for i in range(4)},
+        **{f"blk.{i}.ffn_up_exps.weight": 6 * GB for i in range(4)},
+        "output.weight": 3 * GB,
+    },
+    layers=[Layer(125, 125)] * 4,
+)
+"""Layers of 10 GB, and KV of 500 bytes for each token and layer."""
+
+
+@pytest.mark.parametrize(
+    ("given", "host", "gpus"),
+    [
+        ({}, (0, 0), (43, 2)),
+        ({"gpu_layers": 2}, (0, 1.5), (13, 0.5)),
+        ({"gpu_layers": 1}, (0, 2), (3, 0)),
+        ({"gpu_layers": 0}, (0, 2), (0, 0)),
+        ({"devices": ("none",)}, (0, 2), (0, 0)),
+        ({"kv_offload": False}, (0, 2), (43, 0)),
+        ({"tensor_overrides": ("exps=CPU",)}, (0, 0), (19, 2)),
+        ({"tensor_overrides": (r"blk\.0\..*exps=CUDA1", "exps=CPU")}, (0, 0), (25, 2)),
+        ({"mmap": False, "gpu_layers": 2}, (32, 1.5), (13, 0.5)),
+        ({"mlock": True, "gpu_layers": 0}, (45, 2), (0, 0)),
+    ],
+)
+def test_weights_and_kv_lie_where_the_options_put_them(
+    given: dict[str, Any], host: tuple[float, float], gpus: tuple[float, float]
+) -> None:
+    found = Contexts(SIZES, LoadOptions(**given), 10**6).needed(on_gpus=True)
+    assert {place: tuple(size / GB for size in sizes) for place, sizes in found.items()} == {
+        HOST: host,
+        GPUS: gpus,
+    }
+
+
+SMALL = replace(SIZES, name="small", tensors={"blk.0.attn_q.weight": 5 * GB}, layers=[Layer(125, 125)])
+
+
+@pytest.mark.parametrize(
+    ("models", "free", "why", "way_out"),
+    [
+        (
+            [Contexts(SIZES, LoadOptions(gpu_layers=0), 2 * 10**6)],
+            {HOST: 2 * GB},
+            "weights and KV cache take at least 0 MB and 4.00 GB, and 2.00 GB are free",
+            "What would fit: a smaller context (-c: 999936 tokens over all requests).",
+        ),
+        (
+            [Contexts(SIZES, LoadOptions())],
+            {HOST: 100 * GB, GPUS: 24 * GB},
+            "weights and KV cache take at least 43.0 GB and 0 MB on the GPUs, and 24.0 GB are free",
+            "What would fit: 3 layers on the GPU (-ngl).",
+        ),
+        (
+            [Contexts(SIZES, LoadOptions()), Contexts(SMALL, LoadOptions())],
+            {HOST: 100 * GB, GPUS: 45 * GB},
+            "take at least 48.0 GB",
+            "What would fit: 4 layers on the GPU (-ngl); or no draft model (-md none).",
+        ),
+        (
+            [Contexts(SIZES, LoadOptions(gpu_layers=0, mlock=True))],
+            {HOST: 24 * GB},
+            "take at least 45.0 GB",
+            "What would fit: weights that are mapped (--mmap, without --mlock).",
+        ),
+        (
+            [Contexts(SIZES, LoadOptions(gpu_layers=0), 10**6)],
+            {HOST: 1.5 * GB},
+            "2.00 GB",
+            "What would fit: a smaller context (-c: 749824 tokens over all requests); or a smaller cache "
+            "type (-ctk q8_0 -ctv q8_0).",
+        ),
+        (
+            [Contexts(SIZES, LoadOptions(kv_offload=False), 10**6)],
+            {HOST: 0, GPUS: 0},
+            "take at least",
+            "Choose a smaller quantization, or a smaller cache type (-ctk, -ctv).",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(
+    models: list[Contexts], free: dict[str, float], why: str, way_out: str
+) -> None:
+    with pytest.raises(OutOfMemory) as caught:
+        check_memory(models, free)
+    assert why in caught.value.why and caught.value.way_out == way_out
+    assert caught.value.what.startswith(" and ".join(model.layout.name for model in models))
+    tokens = models[0].capacity_tokens
+    assert caught.value.what.endswith(f" with a context of {tokens} tokens") == bool(tokens)
+
+
+@given(
+    layers=st.integers(-1, 5),
+    tokens=st.integers(0, 10**7),
+    host=st.integers(0, 60),
+    gpus=st.none() | st.integers(1, 60),
+)
+def test_what_is_said_to_fit_does(layers: int, tokens: int, host: int, gpus: int | None) -> None:
+    options = LoadOptions(gpu_layers=layers, mmap=False)
+    model, free = Contexts(SIZES, options, tokens), {HOST: float(host * GB)}
+    free |= {} if gpus is None else {GPUS: float(gpus * GB)}
+    found = model.needed(on_gpus=GPUS in free)
+    weights, kv = (sum(sizes) for sizes in zip(*found.values(), strict=True))
+    assert weights == 45 * GB and kv == pytest.approx(2000 * tokens)  # nothing twice, nothing lost
+    try:
+        check_memory([model], free)
+    except OutOfMemory as error:
+        if context := re.search(r"-c: (\d+) tokens", error.way_out):
+            check_memory([replace(model, capacity_tokens=int(context[1]))], free)
+        if fewer := re.search(r"(\d+) layers", error.way_out):
+            check_memory([replace(model, options=replace(options, gpu_layers=int(fewer[1])))], free)
+            if int(fewer[1]) <= len(SIZES.layers):
+                more = replace(options, gpu_layers=int(fewer[1]) + 1)
+                with pytest.raises(OutOfMemory):
+                    check_memory([replace(model, options=more)], free)
+
+
+def test_nothing_is_loaded_that_cannot_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outrider: Call
+) -> None:
+    model = write_tiny(tmp_path / "target.gguf", context_length=8192)
+    monkeypatch.setattr("outrider.backends.gguf.memory.available_bytes", lambda: 1e6)
+    monkeypatch.setattr(
+        "outrider.session.pair.load_weights", lambda *_args, **_options: pytest.fail("loaded")
+    )
+    done = outrider("run", "-m", str(model), "-c", "8192", "--raw", "-p", "hi")
+    assert done.status == 2 and done.said.startswith(
+        "error: target with a context of 8192 tokens: weights and KV cache take at least 0 MB and 2.1"
+    )
+    assert "What would fit: a smaller context (-c: " in done.said

@@ -109,7 +109,6 @@ def test_greedy_texts_equal_plain_ones(backend: Native, kind: str, num_sequences
         assert [(*r.prompt, *c.tokens) for r, c in zip(requests, found, strict=True)] == texts
         accepted.update(r.num_accepted == len(r.draft) for c in found for r in c.records if r.draft)
     assert accepted[True] and accepted[False]
-    target.close()
 
 
 def _mistaken(texts: Sequence[tuple[int, ...]], rng: np.random.Generator) -> Guess:
@@ -155,7 +154,6 @@ def test_the_next_turn_reads_only_what_is_new(backend: Native, kind: str) -> Non
         asked(longer, max_tokens=10, sampling=GREEDY, ignore_end=True)
     )
     assert second.tokens == plain.tokens
-    target.close()
 
 
 @pytest.mark.slow
@@ -210,7 +208,6 @@ def test_a_library_that_does_not_restore_the_state_is_found_out(
     weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), LoadOptions(backend="llama.cpp"))
     assert weights.rewind_support.kind == "none" and weights.rewind_support.notice
     assert weights.open(64).rewinding == UNABLE
-    weights.close()
 
 
 def test_other_logits_after_going_back_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,4 +230,3 @@ def test_other_logits_after_going_back_are_found_out(tmp_path: Path, monkeypatch
     weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), LoadOptions(backend="llama.cpp"))
     assert weights.rewind_support.kind == "none"
     assert "other logits" in (weights.rewind_support.notice or "")
-    weights.close()

@@ -2,8 +2,9 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from outrider.sampling import (
     point_mass,
     probability,
 )
-from outrider.sampling.selection import fewest_reaching, ranked
+from outrider.sampling.chain import fewest_reaching, ranked
 
 EVERYTHING = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -79,7 +80,7 @@ def params(draw_value: st.DrawFn) -> SamplingParams:
 
 
 @given(values=st.lists(LOGITS, min_size=1, max_size=30), settings=params())
-@example(values=[0.0, 1.0, 1.0], settings=SamplingParams(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0))
+@example(values=[0.0, 1.0, 1.0], settings=replace(EVERYTHING, top_k=2))
 def test_the_filters_against_the_reference(values: list[float], settings: SamplingParams) -> None:
     row = np.array(values, dtype=np.float32)
     if not np.isfinite(row.max()):
@@ -92,20 +93,20 @@ def test_the_filters_against_the_reference(values: list[float], settings: Sampli
 @pytest.mark.parametrize("scale", [0.01, 1.0, 4.0])
 @pytest.mark.parametrize("size", [1000, 5000, 20_011])
 @pytest.mark.parametrize(
-    "settings",
+    "given",
     [
-        SamplingParams(temperature=0.8, top_k=0, top_p=0.9513, min_p=0),
-        SamplingParams(temperature=0.8, top_k=0, top_p=0.1037, min_p=0),
-        SamplingParams(temperature=0.8, top_k=0, top_p=0.9999, min_p=0.0511),
-        SamplingParams(temperature=1.0, top_k=7, top_p=1, min_p=0),
-        SamplingParams(temperature=1.0, top_k=40, top_p=0.9513, min_p=0.0511),
-        SamplingParams(temperature=1.0, top_k=30_000, top_p=0.9513, min_p=0),
-        SamplingParams(temperature=1.3, top_k=0, top_p=1, min_p=0.0511),
-        SamplingParams(temperature=1.3, top_k=0, top_p=1, min_p=0),
+        {"temperature": 0.8, "top_p": 0.9513},
+        {"temperature": 0.8, "top_p": 0.1037},
+        {"temperature": 0.8, "top_p": 0.9999, "min_p": 0.0511},
+        {"top_k": 7},
+        {"top_k": 40, "top_p": 0.9513, "min_p": 0.0511},
+        {"top_k": 30_000, "top_p": 0.9513},
+        {"temperature": 1.3, "min_p": 0.0511},
+        {"temperature": 1.3},
     ],
 )
-def test_large_vocabularies_against_the_reference(size: int, scale: float, settings: SamplingParams) -> None:
-    rng = np.random.default_rng(size)
+def test_large_vocabularies_against_the_reference(size: int, scale: float, given: dict[str, Any]) -> None:
+    rng, settings = np.random.default_rng(size), replace(EVERYTHING, **given)
     row = (rng.standard_normal(size) * scale).astype(np.float32)
     ours, expected = sampler(settings).distribution(row, ()), reference(row, settings)
     # The total of a large vocabulary is summed in single precision: one token more or less.
@@ -138,7 +139,7 @@ def test_the_lower_id_wins_a_tie_in_any_block(k: int) -> None:
     row = np.zeros(128 * 60 + 5, dtype=np.float32)
     row[[100, 200, 7000, 7684]] = 1
     row[300:310] = 0.5
-    check(row, SamplingParams(temperature=1.0, top_k=k, top_p=1.0, min_p=0.0))
+    check(row, replace(EVERYTHING, top_k=k))
 
 
 @pytest.mark.parametrize("num_left", [1, 39, 40, 41, 200])
@@ -146,22 +147,12 @@ def test_a_row_of_which_a_mask_leaves_fewer_than_top_k(num_left: int) -> None:
     rng = np.random.default_rng(num_left)
     row = np.full(128 * 60 + 5, -np.inf, dtype=np.float32)
     row[rng.choice(len(row), num_left, replace=False)] = rng.standard_normal(num_left)
-    settings = SamplingParams(temperature=1.0, top_k=40, top_p=1.0, min_p=0.0)
-    assert len(check(row, settings).tokens) == min(num_left, 40)
+    assert len(check(row, replace(EVERYTHING, top_k=40)).tokens) == min(num_left, 40)
+    assert len(check(row, EVERYTHING).tokens) == num_left
+    check(row, replace(EVERYTHING, top_p=0.9999))
     # Dynamic temperature counts those too that llama.cpp still lists at -inf.
     order = sorted(range(len(row)), key=lambda token: (-row[token], token))
     assert ranked(row, 40).tolist() == order[:40]
-
-
-def test_masked_rows_keep_only_what_is_left() -> None:
-    row = np.full(128 * 60, -np.inf, dtype=np.float32)
-    row[[5, 6000]] = (1.0, 0.0)
-    for settings in (
-        SamplingParams(),
-        EVERYTHING,
-        SamplingParams(temperature=1.0, top_k=0, top_p=0.9999, min_p=0),
-    ):
-        assert check(row, settings).tokens.tolist() == [5, 6000]
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-3, 1e300])
@@ -178,30 +169,17 @@ def test_no_probability_is_zero() -> None:
     assert sampler(EVERYTHING).distribution(row, ()).probs.min() > 0
 
 
+@pytest.mark.parametrize("size", [4, 1000, 64 * 300 + 7])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("at", [0, 3, 999])
-def test_logits_that_are_no_numbers_are_refused(bad: float, at: int) -> None:
-    row = np.zeros(1000, dtype=np.float32)
-    row[at] = bad
-    for settings in (
-        SamplingParams(temperature=0),
-        SamplingParams(),
-        SamplingParams(temperature=1.0, top_k=0, top_p=0.9, min_p=0),
-    ):
-        with pytest.raises(BackendError, match="logits"):
-            sampler(settings).distribution(row, ())
-    with pytest.raises(BackendError):
-        argmax(np.full(4, -np.inf, dtype=np.float32))
-
-
-@pytest.mark.parametrize("size", [4, 64 * 300 + 7])
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_confidence_in_logits_that_are_no_numbers_is_refused(size: int, wrong: float) -> None:
+@pytest.mark.parametrize("at", [0, 3, -1])
+def test_logits_that_are_no_numbers_are_refused(size: int, bad: float, at: int) -> None:
     row = np.zeros(size, dtype=np.float32)
-    row[-1] = wrong
+    row[at] = bad
+    settings = SamplingParams(temperature=0), SamplingParams(), replace(EVERYTHING, top_p=0.9)
     for unusable in (row, np.full(size, -np.inf, dtype=np.float32)):
-        with pytest.raises(BackendError, match="logits"):
-            most_likely(unusable)
+        for ask in (argmax, most_likely, *(partial(sampler(s).distribution, drafted=()) for s in settings)):
+            with pytest.raises(BackendError, match="logits"):
+                ask(unusable)
 
 
 def test_confidence_is_the_untempered_probability() -> None:
@@ -350,13 +328,9 @@ def test_top_k_counts_allowed_tokens(row: np.ndarray, mask: Mask, k: int) -> Non
     assert len(p.tokens) == min(k, int(mask.sum()))
 
 
-def test_bias_and_mask_together() -> None:
-    mask = np.array([True, True] + [False] * (VOCABULARY.size - 2))
-    params = replace(EVERYTHING, temperature=0, logit_bias=((1, 9.0), (5, 99.0)))
-    assert masked(mask, params).distribution(np.zeros(VOCABULARY.size, np.float32), ()).tokens.tolist() == [1]
-
-
-def test_bans_that_leave_nothing_of_the_mask() -> None:
-    mask = np.array([True] + [False] * (VOCABULARY.size - 1))
+def test_bias_and_bans_beside_a_mask() -> None:
+    mask, row = np.arange(VOCABULARY.size) < 2, np.zeros(VOCABULARY.size, np.float32)
+    biased = replace(EVERYTHING, temperature=0, logit_bias=((1, 9.0), (5, 99.0)))
+    assert masked(mask, biased).distribution(row, ()).tokens.tolist() == [1]
     with pytest.raises(ConstraintError, match="none is left"):
-        masked(mask, replace(EVERYTHING, banned=(0,))).distribution(np.zeros(VOCABULARY.size, np.float32), ())
+        masked(mask, replace(EVERYTHING, banned=(0, 1))).distribution(row, ())

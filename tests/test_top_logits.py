@@ -25,7 +25,7 @@ from outrider.engine import Engine
 from outrider.models.vocab import align
 from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import argmax, most_likely
-from outrider.sampling.selection import ranked
+from outrider.sampling.chain import ranked
 
 __all__ = ["tiny"]  # pytest finds the fixture by its name
 
@@ -64,7 +64,7 @@ def test_a_distribution_of_the_top_is_that_of_the_row(seed: int, steps: int, par
 
 @pytest.fixture
 def weights(tiny: Load, monkeypatch: pytest.MonkeyPatch) -> Weights:
-    monkeypatch.setattr(Library, "samples", lambda _self, _options, _num_layers: True)
+    monkeypatch.setattr(Library, "samples", lambda *_: True)
     return tiny(options=MAINLINE)
 
 
@@ -93,6 +93,7 @@ def test_a_call_hands_out_the_most_likely_tokens_of_its_rows(model: GgufModel) -
             assert isinstance(top, TopLogits) and isinstance(row, np.ndarray)
             assert top.tokens.tolist() == ranked(row, 64).tolist()
             assert top.logits.tolist() == pytest.approx(row[top.tokens].tolist(), abs=1e-5)
+    assert not isinstance(rows(model, 60, 1)[0][0], TopLogits), "more than it picks"
     again = rows(model, 0, 3, 1)
     assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(again[0], whole[0], strict=True))
 
@@ -104,11 +105,6 @@ def test_one_sequence_that_needs_whole_rows_gets_them(model: GgufModel) -> None:
     spans = [Span(i, TEXT[20 * i : 20 * i + 12], 0, 1, top=i) for i in range(2)]
     for found, expected in zip(model.decode(spans), whole, strict=True):
         assert np.allclose(found[0], expected[0], atol=1e-5)
-
-
-def test_more_than_it_picks_comes_whole(model: GgufModel) -> None:
-    for _ in range(3):
-        assert not isinstance(rows(model, 60, 1)[0][0], TopLogits)
 
 
 def test_a_tie_that_leaves_open_which_are_the_most_likely_is_looked_at_whole(
@@ -155,7 +151,7 @@ REQUESTS = [
 
 def test_the_texts_are_those_of_whole_rows(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     with_tops = generations(weights, REQUESTS)
-    monkeypatch.setattr(Library, "samples", lambda _self, _options, _num_layers: False)
+    monkeypatch.setattr(Library, "samples", lambda *_: False)
     assert with_tops == generations(weights, REQUESTS)
 
 
@@ -187,7 +183,7 @@ def test_a_sampler_that_picks_other_tokens_is_left_alone(
     with collect_notices() as notices:
         found = generations(weights, REQUESTS[:2])
     assert len(notices) == 1 and "picks other tokens" in notices[0] and "whole rows" in notices[0]
-    monkeypatch.setattr(Library, "samples", lambda _self, _options, _num_layers: False)
+    monkeypatch.setattr(Library, "samples", lambda *_: False)
     assert found == generations(weights, REQUESTS[:2])
 
 
@@ -220,6 +216,6 @@ def test_completions_of_many_requests_are_alike(weights: Weights, monkeypatch: p
             return [update.completion for update in updates if update.completion]
 
     with_tops = batch()
-    monkeypatch.setattr(Library, "samples", lambda _self, _options, _num_layers: False)
+    monkeypatch.setattr(Library, "samples", lambda *_: False)
     for ours, expected in zip(with_tops, batch(), strict=True):
         assert ours is not None and expected is not None and ours.tokens == expected.tokens

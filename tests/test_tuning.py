@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
+from outrider.backends import tuning
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning import options
-from outrider.backends.tuning.curves import costs_of, subject_of
-from outrider.backends.tuning.options import choose_options
+from outrider.backends.tuning import choose_options, costs_of, subject_of
 from outrider.core.contracts import Model
 from outrider.core.notices import collect_notices
 from outrider.costs import CallCosts, CallPoint
@@ -40,16 +39,16 @@ def named(backend: str = "llama.cpp", **changes: Any) -> LoadOptions:
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that is worth a trial, in the one library that is there."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(options, "check_build", lambda _card, given, library: (within(library, given), None))
-    monkeypatch.setattr(options, "candidates", lambda _given: [LIBRARIES["llama.cpp"]])
-    monkeypatch.setattr(options, "_MIN_FILE_BYTES", 1)
+    monkeypatch.setattr(tuning, "check_build", lambda _card, given, library: (within(library, given), None))
+    monkeypatch.setattr(tuning, "candidates", lambda _given: [LIBRARIES["llama.cpp"]])
+    monkeypatch.setattr(tuning, "_MIN_FILE_BYTES", 1)
     return write_tiny(tmp_path / "tiny.gguf")
 
 
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch, model: Path) -> Path:
     """The same with two libraries."""
-    monkeypatch.setattr(options, "candidates", lambda _given: [LIBRARIES["ik"], LIBRARIES["llama.cpp"]])
+    monkeypatch.setattr(tuning, "candidates", lambda _given: [LIBRARIES["ik"], LIBRARIES["llama.cpp"]])
     return model
 
 
@@ -76,7 +75,7 @@ def script(
             for given in sets
         ]
 
-    monkeypatch.setattr(options, "measure_side_by_side", measure)
+    monkeypatch.setattr(tuning, "measure_side_by_side", measure)
     return measured
 
 
@@ -149,7 +148,7 @@ def test_kernels_that_crash_are_not_tried(model: Path, monkeypatch: pytest.Monke
     def survives(_card: object, given: LoadOptions, library: Library) -> tuple[LoadOptions, str]:
         return replace(within(library, given), extra_buffer_types=False), "it crashes"
 
-    monkeypatch.setattr(options, "check_build", survives)
+    monkeypatch.setattr(tuning, "check_build", survives)
     measured = script(monkeypatch, _alike)
     choose_options(model, LoadOptions(threads=1))
     assert [given.flash_attention for given in measured[0]] == ["auto", "off"]
@@ -165,7 +164,7 @@ def test_a_quantized_cache_keeps_flash_attention(model: Path, monkeypatch: pytes
 def test_one_copy_of_the_weights_at_a_time_where_memory_is_short(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(options, "available_bytes", lambda: 1.0)
+    monkeypatch.setattr(tuning, "available_bytes", lambda: 1.0)
     measured = script(monkeypatch, _plain_kernels_win)
     assert not choose_options(model, LoadOptions()).extra_buffer_types
     assert [len(sets) for sets in measured] == [2, 1]
@@ -184,7 +183,7 @@ def test_a_damaged_memory_means_no_choice(model: Path, monkeypatch: pytest.Monke
 
 def test_a_small_file_is_not_worth_a_trial(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = script(monkeypatch, _alike)
-    monkeypatch.setattr(options, "_MIN_FILE_BYTES", 1 << 30)
+    monkeypatch.setattr(tuning, "_MIN_FILE_BYTES", 1 << 30)
     assert choose_options(model, LoadOptions()) == LoadOptions() and measured == []
 
 
@@ -240,7 +239,6 @@ def test_a_curve_is_measured_once_and_then_found(model: Path) -> None:
     assert fresh.points != costs.points
     last = costs_of(target, seconds=0.2, rows="last")
     assert last.points != fresh.points, "a draft's calls are others"
-    weights.close()
 
 
 def test_a_curve_belongs_to_the_settings_in_force(model: Path) -> None:
@@ -251,7 +249,6 @@ def test_a_curve_belongs_to_the_settings_in_force(model: Path) -> None:
         assert subject_of(weights.open(128, options=changed), "all") != usual
     assert subject_of(weights.open(128, max_sequences=2), "all") != usual
     assert usual.machine and usual.build
-    weights.close()
 
 
 def test_a_session_teaches_the_stored_curve(model: Path) -> None:
@@ -263,4 +260,3 @@ def test_a_session_teaches_the_stored_curve(model: Path) -> None:
     store_refined(subject_of(target, "all"), costs)
     again = costs_of(target)
     assert again.call_s(1, context=0) > 1.5 * costs.points[0].seconds
-    weights.close()

@@ -131,13 +131,18 @@ def write_tiny(path: Path, *, shards: int = 1, **made: Any) -> Path:
         writer.add_tensor(tensor_name, values if kind is None else quantize(values, kind), raw_dtype=kind)
     if tiny.drafted:
         writer.add_tensor("d2t", np.array(tiny.drafted, np.int64))
+    finish(writer)
+    if shards == 1:
+        _WRITTEN[made_of] = path.read_bytes()
+    return writer.format_shard_names(path)[0]
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write what was added, and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    if shards == 1:
-        _WRITTEN[made_of] = path.read_bytes()
-    return writer.format_shard_names(path)[0]
 
 
 def vocabulary(merges: Sequence[str] = MERGES, padding: int = 0, letters: str = "") -> list[str]:

@@ -26,7 +26,7 @@ from harness import append, argument_parser, describe, run_program, table
 from outrider.backends.gguf.head_model import HeadWeights
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.options import measure_side_by_side
+from outrider.backends.tuning import measure_side_by_side
 from outrider.costs import CallCosts
 from outrider.models.gguf import read_card
 from outrider.models.heads import read_head

@@ -35,7 +35,7 @@ from outrider.core.contracts import FREE
 from outrider.core.data import Logits, TopLogits
 from outrider.drafters.model import ModelDrafter
 from outrider.models.vocab import Alignment, AlignmentReport, align
-from outrider.sampling.selection import ranked
+from outrider.sampling.chain import ranked
 
 VOCABULARY_SIZE = 151_936
 TABLE_ROWS = 64

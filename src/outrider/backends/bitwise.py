@@ -2,10 +2,9 @@
 that give a token the same bits, found out by calls, and a model that makes no others.
 
 What is summed up in a call depends, in its last bits, on how many tokens the call has and on where in the
-cache a sequence's tokens lie among others'. A kernel may change with any size, and with the length of the
-context. So only sizes that were tried are ever used, they are tried after more tokens than the attention
-kernels take in one block, and every comparison is of many rows: two kernels that sum in another order agree
-on some rows by chance."""
+cache a sequence's tokens lie among others'. So only sizes that were tried are ever used, they are tried after
+more tokens than the attention kernels take in one block, and every comparison is of many rows: two kernels
+that sum in another order agree on some by chance."""
 
 from __future__ import annotations
 
@@ -45,15 +44,12 @@ Digests = list[bytes]
 
 @dataclass(frozen=True, slots=True)
 class EqualSizes:
-    """Numbers of tokens, ascending: in calls over any of them a token has the same logits, bit by bit.
+    """Numbers of tokens, ascending: in calls over any of them a token has the same logits, bit by bit. Raises
+    ValueError.
 
     >>> sizes = EqualSizes((2, 3, 4, 8))
-    >>> sizes.parts(1), sizes.parts(5), sizes.parts(20)
-    ([(1, 2)], [(5, 8)], [(7, 8), (7, 8), (6, 8)])
-    >>> sizes.padding
-    3
-
-    Raises ValueError where there are none, or where they do not ascend from 1 at least.
+    >>> sizes.parts(1), sizes.parts(5), sizes.parts(20), sizes.padding
+    ([(1, 2)], [(5, 8)], [(7, 8), (7, 8), (6, 8)], 3)
     """
 
     sizes: tuple[int, ...]

@@ -47,8 +47,6 @@ class Rewinder:
     written over. The others are never written to: sequences, and copies of these, share them.
 
     Args:
-        rewinding: What it comes to.
-        states: How a sequence's state is copied; None where nothing is.
         max_bytes: Of all copies together.
         window_tokens: How far the KV that is kept reaches back; 0: it is kept whole.
         oldest: The first position that a sequence stores; negative for none.

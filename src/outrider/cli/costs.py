@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from outrider.backends.gguf.log import show_log
-from outrider.backends.tuning.curves import Loaded, costs_of, subject_of
+from outrider.backends.tuning import Loaded, costs_of, subject_of
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.cli.output import write_json
 from outrider.cli.plans import draft_reference, hub_options, load_options, target_reference

@@ -240,7 +240,6 @@ def _least(
 
 
 def _is_nullable(node: ASTNode, known: Mapping[str, bool]) -> bool:
-    """Whether the part matches the empty text, given the rules that do."""
     match node:
         case RuleRefNode(name):
             return known[name]
@@ -287,7 +286,6 @@ class _Writer:
         return "".join(f"{self._names[key]}: {self._bodies[key]}\n" for key in keys)
 
     def _expression(self, node: ASTNode, follow: _First) -> ASTNode:
-        """The part as the body of a rule, where `follow` may come after it."""
         if node.is_terminal() and (key := str(self._resolved(node))) not in self._cut:
             self._follows[key] = self._follows.get(key, frozenset()) | follow
             return self._lexeme(node)

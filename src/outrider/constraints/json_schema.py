@@ -257,11 +257,8 @@ class Document:
 
 class _SchemaCheck:
     """Looks through all parts of a schema that the output depends on, and changes them in place: what
-    enforces nothing is taken out, and `oneOf` becomes `anyOf` where no value fits two of it.
-
-    `parts` are those looked at, by their JSON pointers, outer ones first; `notices` name what was left
-    out. Raises GrammarError for what cannot be enforced (unless `lenient`) and for what is no schema.
-    """
+    enforces nothing is taken out, and `oneOf` becomes `anyOf` where no value fits two of it. `parts` are by
+    their JSON pointers, outer ones first; `notices` name what was left out. Raises GrammarError."""
 
     def __init__(self, root: Node, lenient: bool) -> None:
         self.document = Document(root)
@@ -386,7 +383,6 @@ def _problem(schema: Node) -> str | None:
 
 
 def _repair(check: _SchemaCheck, problem: str) -> None:
-    """Leave out what cannot be enforced, or say where and why that is not possible."""
     pointer, problem = _locate(check, problem)
     part = check.parts[pointer]
     for sign, keyword, why in _CAUSES:
@@ -405,7 +401,6 @@ def _repair(check: _SchemaCheck, problem: str) -> None:
 
 
 def _locate(check: _SchemaCheck, problem: str) -> tuple[str, str]:
-    """The innermost part that cannot be compiled, and the error there."""
     if len(check.parts) <= _MAX_LOCATED_PARTS and not is_too_large(problem):
         inside = _as_definition(check)
         for pointer in reversed(check.parts):

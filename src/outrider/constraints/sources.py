@@ -93,12 +93,9 @@ KINDS: dict[str, Kind] = {
 
 
 def after(trigger: str, vocabulary: Vocabulary, controls: Sequence[int]) -> str:
-    """A Lark grammar of free text, the trigger, and the grammar named `body`.
-
-    The trigger is recognized where it is spelled out, also inside tokens that continue after it, and
-    where the vocabulary has control tokens (`controls`) for parts of it. Its first occurrence counts. Raises
-    GrammarError for a trigger that is empty or no Unicode.
-    """
+    """A Lark grammar of free text, the trigger, and the grammar named `body`. The trigger's first occurrence
+    counts: spelled out, also inside tokens that continue after it, or with control tokens (`controls`) for
+    parts of it. Raises GrammarError for a trigger that is empty or no Unicode."""
     try:
         parts = list(_parts(trigger, vocabulary, controls)) if trigger.encode() else []
     except UnicodeEncodeError:
@@ -121,7 +118,6 @@ def after(trigger: str, vocabulary: Vocabulary, controls: Sequence[int]) -> str:
 
 
 def _parts(trigger: str, vocabulary: Vocabulary, controls: Sequence[int]) -> Iterator[int | str]:
-    """The trigger as control tokens and the text between them."""
     tokens = vocabulary.tokenize(trigger, add_special=False, parse_special=True)
     for is_control, group in groupby(tokens, key=lambda token: token in controls):
         if is_control:

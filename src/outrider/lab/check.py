@@ -32,9 +32,8 @@ from outrider.lab.rows import AnswerRow, PairRow, Row
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN
 from outrider.lab.subject import Progress as Stage
 from outrider.lab.subject import Subject
-from outrider.models.finding import FoundFile
+from outrider.models.finding import FoundFile, check_tokenizers
 from outrider.models.gguf import ModelKind
-from outrider.models.tokenizers import check_tokenizers
 from outrider.session.loading import for_heads
 from outrider.session.options import Progress, no_progress
 

@@ -14,7 +14,7 @@ from outrider.backends.gguf.heads import HiddenStates, why_no_heads
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.curves import costs_of
+from outrider.backends.tuning import costs_of
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Grammar
 from outrider.core.errors import SettingError

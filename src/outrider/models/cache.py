@@ -28,11 +28,8 @@ _CAUSES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, e
 
 def fingerprint(path: Path) -> str:
     """Names a model's content quickly: the size of each of its files and a hash of many small parts, evenly
-    spread, since two trainings of one model may differ in few tensors. It is read once for each state of the
-    files. Good enough to tell models apart, not to certify one.
-
-    Raises ModelFileError when a file is gone or cannot be read.
-    """
+    spread, since two trainings of one model may differ in few tensors. Good enough to tell models apart, not
+    to certify one. Raises ModelFileError."""
     states = []
     for file in local_shards(path):
         status = file.stat()

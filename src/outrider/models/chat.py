@@ -1,8 +1,7 @@
 """A conversation to the text that the model was trained on, by the model's own template.
 
 Templates come with the model file, so they run in jinja2's sandbox with a cap on loop rounds and on the
-length of the text: enough for any real conversation, while one that has no end ends in an error. It guards
-against broken templates, not against hostile ones."""
+length of the text: against broken templates, not against hostile ones."""
 
 from __future__ import annotations
 
@@ -26,10 +25,9 @@ from outrider.core.errors import InputError, PromptError
 Messages = Sequence[Mapping[str, Any]]
 
 _MAX_ROUNDS = 200_000
-"""Loop rounds and macro calls of one rendering: a second or two."""
-
+"""loop rounds and macro calls of one rendering: a second or two"""
 _MAX_LENGTH = 16 * 2**20
-"""Characters of the rendered text: several times what the longest context holds."""
+"""characters of the rendered text: several times what the longest context holds"""
 
 
 class ChatTemplate:
@@ -59,14 +57,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **extra: Any,
     ) -> str:
-        """The text of a conversation, ready for the model's answer.
-
-        `extra` are further variables that some templates read (`enable_thinking`). Where the template knows
-        no system role (it refuses one, or leaves it out), a leading system message is put before the text of
-        the first user message.
+        """The text of a conversation, ready for the model's answer. `extra` are variables that some templates
+        read (`enable_thinking`). Where the template refuses or leaves out a leading system message, that goes
+        before the text of the first user message.
 
         Raises PromptError for no messages or one without a role, and InputError with the template's own
-        complaint when it refuses the conversation."""
+        complaint."""
         if not messages:
             raise PromptError("conversation", "it has no messages", "Give at least one.")
         for i, message in enumerate(messages):
@@ -165,8 +161,6 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Meter(NodeTransformer):
-    """Makes a template count its loop rounds and macro calls."""
-
     def _count(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
         self.generic_visit(node)
         call = nodes.Call(nodes.EnvironmentAttribute("count_round"), [], [], None, None)

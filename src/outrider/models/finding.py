@@ -14,10 +14,12 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from outrider.core.errors import HubError, ModelFileError
+from outrider.core.errors import HubError, ModelFileError, VocabularyMismatch
 from outrider.core.numbers import gigabytes
+from outrider.models.constants import Keys, TokenType
 from outrider.models.embedded import embedded_draft
 from outrider.models.gguf import HEADS, ModelCard, read_card
+from outrider.models.header import fields_of, read_header
 from outrider.models.heads import why_no_head
 from outrider.models.hub import HubOptions, list_files
 from outrider.models.reference import (
@@ -27,6 +29,7 @@ from outrider.models.reference import (
     shard_names,
     without_quantization,
 )
+from outrider.models.vocab.alignment import MIN_TEXT_RATIO, OTHER_DRAFT, too_few_in_common
 
 AUTO_DRAFT = "auto"
 """the reference of a draft that is to be found"""
@@ -48,13 +51,8 @@ _EMBEDDED, _ON_HUB = "comes with Outrider", "in its hub repository, not download
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file that could draft for a target.
-
-    Args:
-        reference: What to give to `-md`.
-        place: Where it was found.
-        share: Bytes that a token reads of it, relative to the target's.
-    """
+    """A file that could draft for a target: what to give to `-md`, where it was found, and the bytes that a
+    token reads of it, relative to the target's."""
 
     reference: str
     place: str
@@ -139,7 +137,6 @@ def _may_line_up(target: ModelCard, tokens: bytes, draft: ModelCard) -> bool:
 
 
 def _rank(target: ModelCard, draft: FoundFile) -> tuple[bool, float]:
-    """Those made for the target first, then by share and name."""
     name = PurePosixPath(draft.reference).name
     is_made_for_it = draft.place in (_BESIDE, _OWN) and is_sidecar(name)
     distance = math.log(max(draft.share or 0.0, 1e-6) / _USUAL_SHARE)
@@ -200,3 +197,33 @@ def _same_beginning(one: bytes, other: bytes) -> float:
     differs = np.frombuffer(one, np.uint8, length) != np.frombuffer(other, np.uint8, length)
     same = int(np.argmax(differs)) if differs.any() else length
     return same / max(len(one), len(other), 1)
+
+
+# Whether two tokenizers can line up: a pair that cannot is refused before anything is loaded. Whether they
+# cut text alike shows once both are loaded (`vocab`).
+
+_CONTROL = (int(TokenType.CONTROL), int(TokenType.UNUSED))
+
+
+def check_tokenizers(target: ModelCard, draft: ModelCard) -> None:
+    """Raise VocabularyMismatch where too few spellings of text tokens are the target's. A file that has no
+    tokens is passed over, and a reduced vocabulary, whose map is read when it is loaded."""
+    if target.tokens is None or draft.tokens is None or draft.has_reduced_vocabulary:
+        return
+    ours, theirs = _spellings(target), _spellings(draft)
+    (_, texts), (others, _) = sorted((theirs, ours), key=lambda tokens: len(tokens[1]))
+    known = set(others)
+    num_common = sum(text in known for text in texts)
+    if num_common < MIN_TEXT_RATIO * len(texts):
+        why = too_few_in_common(target.tokenizer, draft.tokenizer, num_common, len(texts))
+        raise VocabularyMismatch("draft", why, OTHER_DRAFT)
+
+
+def _spellings(card: ModelCard) -> tuple[list[bytes], list[bytes]]:
+    keys = (Keys.Tokenizer.LIST, Keys.Tokenizer.TOKEN_TYPE)
+    fields = fields_of(card.path, read_header(card.path), keys)
+    tokens: list[bytes] = fields[Keys.Tokenizer.LIST].value
+    kinds = fields[Keys.Tokenizer.TOKEN_TYPE].value if Keys.Tokenizer.TOKEN_TYPE in fields else []
+    return tokens, [
+        t for t, kind in zip(tokens, kinds or [0] * len(tokens), strict=False) if kind not in _CONTROL
+    ]

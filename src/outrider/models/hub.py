@@ -5,7 +5,6 @@ imports it before it is needed."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -19,7 +18,7 @@ from outrider.core.errors import HubError, ModelFileError
 from outrider.core.files import check_room, reason_of
 
 _TIMEOUT_S = 10.0
-_NO_ROOM = "Free some space, or set HF_HOME to a larger disk."
+_NO_ROOM = "Free some space, or set HF_HOME to a folder of your own, on a larger disk."
 _TOKEN = "set HF_TOKEN to a token that may read it, or log in with `hf auth login`."
 
 
@@ -177,7 +176,6 @@ def _explain(error: Exception, what: str, cache: Path) -> HubError:
 
     status = _status(error)
     said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     no_repository = isinstance(error, errors.RepositoryNotFoundError) or status == 404
     causes = (
         (_is_unreachable(error), f"the hub cannot be reached ({said})",
@@ -192,10 +190,8 @@ def _explain(error: Exception, what: str, cache: Path) -> HubError:
         (status == 429, "the hub has had too many requests from here",
          "Wait some minutes, or set HF_TOKEN."),
         (status > 0, f"the hub answered with an error ({status})", "Try again later."),
-        (is_full, f"the disk of {cache} is full",
+        (isinstance(error, OSError) and error.errno, f"the cache {cache} cannot be used ({reason_of(error)})",
          _NO_ROOM),
-        (isinstance(error, PermissionError), f"the cache {cache} cannot be written",
-         "Set HF_HOME to a folder of your own."),
         (isinstance(error, OSError), said, "Run the same command again."),
         (True, f"the hub's answer cannot be used ({said})", "Check the name, and HF_ENDPOINT if it is set."),
     )  # fmt: skip

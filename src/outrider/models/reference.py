@@ -105,8 +105,7 @@ def choose_file(
 ) -> str:
     """The model among a repository's files; of a split one, the first part. A named quantization must be
     there, in whatever case, as a whole word of the file's path. With none, the usual ones are tried and then
-    the first model is taken, as llama.cpp does. `what` is named in the HubError that says that there is none,
-    and what there is instead."""
+    the first model is taken, as llama.cpp does. Raises HubError with what there is instead."""
     files = [name for name in names if name.lower().endswith(".gguf") and name == shard_names(name)[0]]
     # A repository of drafters holds nothing else.
     models = [name for name in files if not is_companion(name)] or [n for n in files if is_sidecar(n)]
@@ -141,9 +140,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})(?P<suffi
 
 
 def shard_names(name: str) -> tuple[str, ...]:
-    """The file names of the model that `name` is a part of, the first part first.
-
-    `name` may have folders before it. A model in one file is its own only name.
+    """The file names of the model that `name` (with its folders) is a part of, the first part first.
 
     >>> shard_names("q8/m-00002-of-00002.gguf")
     ('q8/m-00001-of-00002.gguf', 'q8/m-00002-of-00002.gguf')

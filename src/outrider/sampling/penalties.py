@@ -17,7 +17,7 @@ from outrider.core.contracts import Vocabulary
 from outrider.core.data import Row
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams
-from outrider.sampling.selection import Tokens
+from outrider.sampling.chain import Tokens
 
 
 def penalises(params: SamplingParams) -> bool:
@@ -71,11 +71,8 @@ _LOG_MAX_FLOAT = 88.7228391
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The last tokens of a text.
-
-    `lengths[j]` is the number of tokens in front of `tokens[j]` that are also the text's last: how
-    long a repetition `tokens[j]` would go on. `heads[j]`: whether a breaker may begin in it.
-    """
+    """The last tokens of a text. `lengths[j]`: how many tokens in front of `tokens[j]` are also the text's
+    last, so how long a repetition `tokens[j]` would go on. `heads[j]`: whether a breaker may begin in it."""
 
     tokens: Tokens
     lengths: npt.NDArray[np.int64]
@@ -156,7 +153,6 @@ def _longest_repeats(window: _Window, allowed: int, breakers: Breakers) -> dict[
 
 
 def _unbroken(window: _Window, breakers: Breakers) -> int:
-    """How many tokens follow the last breaker; all when there is none."""
     size = len(window.tokens)
     for head in reversed(np.flatnonzero(window.heads).tolist()):
         following = window.tokens[head + 1 :][:_MAX_TAIL_TOKENS].tolist()
@@ -178,11 +174,8 @@ _known: WeakKeyDictionary[Vocabulary, dict[bytes, Breakers]] = WeakKeyDictionary
 
 
 def breakers_of(strings: Sequence[str], vocabulary: Vocabulary) -> Breakers:
-    """The breakers in terms of a vocabulary; each string is looked up in it once.
-
-    A breaker may be part of a token, or begin in one and end in later ones, as they would be
-    tokenized on their own.
-    """
+    """The breakers in terms of a vocabulary; each is looked up in it once. It may be part of a token, or
+    begin in one and end in later ones."""
     known = _known.setdefault(vocabulary, {})
     wanted = [string.encode()[:_MAX_BYTES] for string in strings if string]
     missing = [breaker for breaker in wanted if breaker not in known]
@@ -197,7 +190,6 @@ def breakers_of(strings: Sequence[str], vocabulary: Vocabulary) -> Breakers:
 
 
 def _word(vocabulary: Vocabulary, token: int) -> bytes:
-    """What the token looks like in a text that spells out control tokens."""
     return vocabulary.piece(token) or (vocabulary.spelling(token) if vocabulary.is_control(token) else b"")
 
 
@@ -213,10 +205,7 @@ def _in_tokens(breaker: bytes, words: Sequence[bytes], vocabulary: Vocabulary) -
 
 
 def _beginnings(breaker: bytes, vocabulary: Vocabulary) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    """Every proper beginning of the breaker and the tokens of what it lacks.
-
-    A cut inside a character is left out: the rest would not be text.
-    """
+    """Every proper beginning of the breaker, and the tokens of the rest; no cuts inside a character."""
     for cut in range(1, len(breaker)):
         try:
             rest = breaker[cut:].decode()

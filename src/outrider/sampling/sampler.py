@@ -11,18 +11,15 @@ from outrider.core.contracts import Constraint, Sampler, Vocabulary
 from outrider.core.data import Distribution, Logits, Mask, Row, TokenLogprob, TopLogits, point_mass
 from outrider.core.errors import ConstraintError, OutriderError, SettingError
 from outrider.core.params import SamplingParams
-from outrider.sampling.chain import Chain
+from outrider.sampling.chain import Chain, argmax, ranked
 from outrider.sampling.penalties import Dry, Penalties, bias_of, penalises
-from outrider.sampling.selection import argmax, ranked
 
 
 class RequestSampler:
-    """The Sampler of one request, over the target's vocabulary; `tokens` is its prompt.
-
-    What `constraint` does not allow is barred before every filter, so that these choose among what is
-    left. Raises SettingError for a bias or ban of a token that the vocabulary lacks, and on a row of
-    which bias, bans and penalties leave no token; ConstraintError where the constraint leaves none.
-    """
+    """The Sampler of one request, over the target's vocabulary; `tokens` is its prompt. What `constraint`
+    does not allow is barred before every filter. Raises SettingError for a token that the vocabulary lacks,
+    and on a row of which bias, bans and penalties leave no token; ConstraintError where the constraint leaves
+    none."""
 
     def __init__(
         self,
@@ -104,7 +101,6 @@ def _masked(row: Row, allowed: Mask) -> Row:
 
 
 def _unusable(best: float, *, constrained: bool) -> OutriderError:
-    """Why a row that was sound has no finite maximum any more."""
     if best == -math.inf and constrained:
         why = "of the tokens that it allows here none is left by bias, bans and penalties"
         return ConstraintError("constrained output", why, "Ban fewer tokens, or change the grammar.")
@@ -169,10 +165,8 @@ class LazyDistributions(Sequence[Distribution]):
 def score_tokens(
     logits: Logits, rows: LazyDistributions, tokens: Sequence[int], num_top: int
 ) -> tuple[TokenLogprob, ...]:
-    """The log probability of each token in its row of logits, and the `num_top` most likely there.
-
-    `rows` are the same rows after bans: where a ban leaves one token, it was forced.
-    """
+    """The log probability of each token in its row of logits, and the `num_top` most likely there. `rows` are
+    the same rows after bans: where a ban leaves one token, it was forced."""
     scores = []
     for i, token in enumerate(tokens):
         row, forced = logits[i], bool(np.count_nonzero(rows.row(i) > -np.inf) == 1)

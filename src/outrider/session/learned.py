@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.backends.gguf.model import GgufModel
-from outrider.backends.tuning.curves import (
+from outrider.backends.tuning import (
     Loaded,
     costs_at_once,
     costs_of,

@@ -15,16 +15,15 @@ from outrider.backends.gguf.library import Library
 from outrider.backends.gguf.memory import Contexts, check_memory, free_memory, place_layers
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import ALL_LAYERS, LoadOptions
-from outrider.backends.tuning.options import choose_options
+from outrider.backends.tuning import choose_options
 from outrider.core.errors import BackendCrash, ModelFileError, OutOfMemory, OutriderError, VocabularyMismatch
 from outrider.core.notices import notify
 from outrider.models.chat import ChatTemplate
-from outrider.models.finding import AUTO_DRAFT, Found, FoundFile, find_drafts
+from outrider.models.finding import AUTO_DRAFT, Found, FoundFile, check_tokenizers, find_drafts
 from outrider.models.gguf import HEADS, ModelCard, check_whole, read_card
 from outrider.models.heads import read_head
 from outrider.models.hub import HubOptions
 from outrider.models.reference import resolve, resolve_pair
-from outrider.models.tokenizers import check_tokenizers
 from outrider.models.vocab import Alignment, align
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.session.options import Progress, SessionOptions, no_progress

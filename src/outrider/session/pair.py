@@ -10,8 +10,7 @@ from pathlib import Path
 from outrider.backends.gguf.head_model import HeadWeights, open_own
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.curves import Loaded, native_of
-from outrider.backends.tuning.equality import open_target
+from outrider.backends.tuning import Loaded, native_of, open_target
 from outrider.core.notices import collect_notices, notify
 from outrider.models.chat import ChatTemplate
 from outrider.models.gguf import HEADS, ModelCard

@@ -13,7 +13,7 @@ from outrider.backends.bitwise import BitwiseModel
 from outrider.backends.gguf.head_model import HeadModel
 from outrider.backends.gguf.model import GgufModel
 from outrider.backends.gguf.options import LoadOptions
-from outrider.backends.tuning.curves import is_on_gpu
+from outrider.backends.tuning import is_on_gpu
 from outrider.core.contracts import Drafter, Model, Policy
 from outrider.core.data import Completion, Grammar, Request, Thought
 from outrider.core.errors import SettingError

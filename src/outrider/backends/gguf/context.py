@@ -84,7 +84,6 @@ def _check_cache_types(library: Library, layout: Layout, options: LoadOptions) -
 
 
 def _check_room(library: Library, layout: Layout, opening: Opening) -> None:
-    """Raise OutOfMemory when the KV cache needs more than the machine has, counted as `memory` does."""
     options, tokens = opening.options, opening.capacity_tokens
     what = f"{opening.name} with a context of {opening.context_length} tokens"
     if opening.max_sequences > 1:

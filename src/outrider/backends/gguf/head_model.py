@@ -105,7 +105,6 @@ class HeadModel(GgufModel):
         return self._head_batch.evaluate(self._places(spans))
 
     def _places(self, spans: Sequence[Span]) -> list[Entry]:
-        """The tokens of such parts, or single ones, each with the state before it."""
         found = [[self._target_state(span, i) for i in range(len(span.tokens))] for span in spans]
         projected = iter(self._project([state for states in found for state in states if state is not None]))
         places = []
@@ -121,7 +120,6 @@ class HeadModel(GgufModel):
         return self._states.none if is_measured else self._states.before(span.sequence, span.start + index)
 
     def _project(self, states: Sequence[State]) -> Sequence[State]:
-        """What the head reads, of its target's states."""
         return states
 
     def _own_before(self, span: Span) -> State:

@@ -1,11 +1,10 @@
 """Heads: layers that predict a target's tokens after the next one from its hidden states.
 
 A head reads a token together with the target's hidden state of the position before it, and gives logits and a
-hidden state of its own. So it drafts like a small model: what is committed it reads with the target's states,
-what it drafts with its own. MTP layers read the target's last state (DeepSeek-V3 technical report, 2024,
-section 2.2; llama.cpp's contexts of type MTP). An EAGLE-3 head reads one that it makes of what goes into
-three of the target's layers (Li et al., EAGLE-3, 2025). A DFlash drafter stores what goes into some layers as
-its own KV, and drafts a block of tokens in one call over masks."""
+hidden state of its own: what is committed it reads with the target's states, what it drafts with its own. MTP
+layers read the target's last state (DeepSeek-V3 technical report, 2024, section 2.2). An EAGLE-3 head reads
+one that it makes of what goes into three of the target's layers (Li et al., EAGLE-3, 2025). A DFlash drafter
+stores what goes into some layers as its own KV, and drafts a block of tokens in one call over masks."""
 
 from __future__ import annotations
 

@@ -156,7 +156,6 @@ class Ik(Library):
         return options.full_window and types and can_place
 
     def _lacks(self, options: LoadOptions) -> str:
-        """What it cannot do, or says nothing of and leaves undone."""
         if not options.op_offload:
             return "--no-op-offload"
         scales = options.rope_scaling in ("linear", "yarn") or options.rope_freq_scale not in (0.0, 1.0)

@@ -52,7 +52,6 @@ def installed() -> tuple[LibraryFile, ...]:
 
 
 def _file_of(distribution: str, module: str) -> LibraryFile | None:
-    """The library in a package, found without importing it: that would load it, and more."""
     try:
         spec, version = util.find_spec(module), metadata.version(distribution)
     except (ImportError, ValueError):

@@ -31,13 +31,9 @@ _FULL = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """One model with its load options, and what is opened on it: KV cells over all sequences.
-
-    Attributes:
-        capacity_tokens: those of the model itself.
-        head_tokens: those of its MTP layers; 0 where they are not loaded.
-        kept_bytes: of its target's states that are kept for it, on the host.
-    """
+    """One model with its load options, and the KV cells that are opened on it over all sequences: its own,
+    and those of its MTP layers, if they are loaded. `kept_bytes`: of its states that are kept on the host for
+    a head."""
 
     layout: Layout
     options: LoadOptions
@@ -148,7 +144,6 @@ def _fits(models: Sequence[Contexts], free: Mapping[str, float]) -> bool:
 def _largest(
     counts: range, models: Callable[[int], Sequence[Contexts]], free: Mapping[str, float]
 ) -> int | None:
-    """The largest of ascending counts whose models fit; None where the first does not."""
     index = bisect_left(counts, True, key=lambda count: not _fits(models(count), free))
     return counts[index - 1] if index else None
 

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -24,22 +24,110 @@ from outrider.backends.gguf.context import (
 )
 from outrider.backends.gguf.heads import HiddenStates, num_heads
 from outrider.backends.gguf.libraries import load_model
-from outrider.backends.gguf.library import Handle
+from outrider.backends.gguf.library import Handle, Library
 from outrider.backends.gguf.log import clear_log, last_error
 from outrider.backends.gguf.options import LoadOptions, Opening
 from outrider.backends.gguf.top_logits import TopSampling
-from outrider.backends.gguf.vocabulary import GgufVocabulary
 from outrider.backends.machine import available_bytes
 from outrider.backends.rewinding import MAX_DIFFERENCE, Rewinder, RewindSupport, difference_after_rewind
-from outrider.core.contracts import Bytes, Rewinding, SavedState, check_copy, check_restore, check_spans
+from outrider.core.contracts import (
+    Bytes,
+    PartOf,
+    Rewinding,
+    SavedState,
+    check_copy,
+    check_restore,
+    check_spans,
+)
 from outrider.core.data import Logits, Span
-from outrider.core.errors import BackendError, ModelFileError, OutOfMemory, OutriderError, RewindUnsupported
+from outrider.core.errors import (
+    BackendError,
+    ModelFileError,
+    OutOfMemory,
+    OutriderError,
+    PromptError,
+    RewindUnsupported,
+    SettingError,
+)
 from outrider.models.gguf import Layout, read_card
 from outrider.models.vocab.subset import REDUCED_KEYS, read_part
 
+_FAMILIES = {0: "none", 1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
+_PIECE_BYTES = 64
+_CONTROL = 1 << 3 | 1 << 1
+"""the attributes "control" and "unused" of a token"""
 _NO_KV_SLOT = 1
 _COPIES_SHARE = 4
 """This part of what is free when a context is opened may go to copies of states from where texts turn."""
+
+
+class GgufVocabulary:
+    """Tokens of a loaded model. Raises BackendError once the model was closed, SettingError for a
+    token id that it does not have: llama.cpp would end the process."""
+
+    def __init__(
+        self, library: Library, model: Handle, pre_tokenizer: str, part_of: PartOf | None = None
+    ) -> None:
+        self._library, self._model = library, model
+        lib = library.functions
+        self._pointer = vocab = lib.llama_model_get_vocab(model.pointer)
+        self.size: int = lib.llama_vocab_n_tokens(vocab)
+        family = _FAMILIES.get(lib.llama_vocab_type(vocab), "unknown")
+        self.kind = f"{family} ({pre_tokenizer})" if pre_tokenizer else family
+        bos, eos = lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab)
+        self.bos: int | None = bos if bos >= 0 else None
+        self.eos: int | None = eos if eos >= 0 else None
+        self.adds_bos: bool = lib.llama_vocab_get_add_bos(vocab)
+        self.part_of = part_of
+        # Asked for every token of every text; what the library says never changes.
+        self.piece, self.is_control = cache(self._piece), cache(self._is_control)
+        self.ends_generation = cache(self._ends_generation)
+
+    @property
+    def _vocab(self) -> Any:
+        _ = self._model.pointer  # refuses when it was closed
+        return self._pointer
+
+    def _checked(self, token: int) -> int:
+        if not 0 <= token < self.size:
+            raise SettingError("token", f"the vocabulary of {self.size} has no token {token}")
+        return token
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise PromptError("text", f"it is not valid Unicode ({error.reason})", "Give UTF-8.") from error
+        native, size, special = self._library.functions, len(data) + 8, (add_special, parse_special)
+        while True:
+            buffer = (ctypes.c_int32 * size)()
+            count = native.llama_tokenize(self._vocab, data, len(data), buffer, size, *special)
+            if count >= 0:
+                # A text that spells the start token itself gets no second one.
+                is_double = add_special and self.adds_bos and buffer[: min(count, 2)] == [self.bos] * 2
+                return buffer[is_double:count]
+            size = -count
+
+    def _piece(self, token: int) -> bytes:
+        size = 0 if self.is_control(token) else _PIECE_BYTES
+        while size:
+            buffer = ctypes.create_string_buffer(size)
+            count = self._library.functions.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+            if count >= 0:
+                return ctypes.string_at(buffer, count)
+            size = -count
+        return b""
+
+    def spelling(self, token: int) -> bytes:
+        text: bytes | None = self._library.functions.llama_vocab_get_text(self._vocab, self._checked(token))
+        return text or b""
+
+    def _is_control(self, token: int) -> bool:
+        attributes = self._library.token_attributes(self._model.pointer, self._vocab, self._checked(token))
+        return bool(attributes & _CONTROL)
+
+    def _ends_generation(self, token: int) -> bool:
+        return bool(self._library.functions.llama_vocab_is_eog(self._vocab, self._checked(token)))
 
 
 class Weights:
@@ -277,7 +365,6 @@ class GgufModel:
         return rows
 
     def _answer(self, context: Any, spans: Sequence[Span]) -> list[Logits]:
-        """Make the calls that these spans take; their rows."""
         if self._sampling is not None and (rows := self._sample(context, spans)) is not None:
             return rows
         self._call(context, spans)
@@ -290,7 +377,6 @@ class GgufModel:
         self._check(status, sum(len(span.tokens) for span in spans))
 
     def _check(self, status: int, num_tokens: int) -> None:
-        """Raise what a call over so many tokens has come to."""
         if status == _NO_KV_SLOT:
             why = f"the KV cache has no room for {num_tokens} more tokens"
             raise OutOfMemory(self.name, why, "Give a larger context (-c).")
@@ -299,8 +385,6 @@ class GgufModel:
             raise BackendError(self.name, why)
 
     def _sample(self, context: Any, spans: Sequence[Span]) -> list[Logits] | None:
-        """Make a call whose rows are TopLogits, and once more for whole ones where they leave something in
-        doubt; None where it cannot be made so."""
         sampling = cast(TopSampling, self._sampling)
         if not sampling.prepare(spans if self.hidden is None else _whole(spans)):
             return None
@@ -503,5 +587,4 @@ class GgufModel:
 
 
 def _whole(spans: Sequence[Span]) -> list[Span]:
-    """Spans that ask for whole rows."""
     return [span._replace(top=0) for span in spans]

@@ -147,15 +147,8 @@ MTP_CONTEXT = 1
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a context is opened with.
-
-    Attributes:
-        name: the model's, for messages.
-        context_length: tokens of each sequence.
-        capacity_tokens: cells over all sequences.
-        spare_sequences: for copies, beside those that calls are made for.
-        kind: the library's number: 0, or MTP_CONTEXT for the model's MTP layers.
-        beside: the native context of the model that lends what this one lacks; 0 for none.
+    """What a context is opened with. `spare_sequences` are for copies; `kind`: 0, or MTP_CONTEXT for the
+    model's MTP layers; `beside`: the native context of the model that lends what this one lacks, 0 for none.
     """
 
     name: str

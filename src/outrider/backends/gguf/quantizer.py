@@ -86,11 +86,9 @@ def quantize(
     force: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> Quantized:
-    """Write the model `source`, in all its parts, to the one file `output` with weights of type `to`.
-
-    `threads` 0 means the physical cores. `ends` is another type for the two matrices at the ends: the
-    embedding and the output. `progress` is called with the share that is done. `output` appears when it is
-    complete, whatever happens before; with `force` it replaces what is there.
+    """Write the model `source`, in all its parts, to the one file `output` with weights of type `to`. `ends`
+    is another type for the matrices at the ends: the embedding and the output. `output` appears when it is
+    complete; with `force` it replaces what is there.
 
     Raises SettingError (type, place, room on the disk), ModelFileError (the source), BackendError (llama.cpp
     refuses), BackendCrash and OutOfMemory (its process dies)."""
@@ -242,7 +240,6 @@ def read_type(name: str) -> str:
 
 
 def _tensor_type(name: str) -> GGMLQuantizationType:
-    """The type of one matrix in such a file; of a mixture, its most usual one."""
     usual = "IQ3_S" if name == "IQ3_M" else re.sub(r"_K_[SML]$", "_K", name)
     return GGMLQuantizationType[usual]
 

@@ -144,7 +144,6 @@ def _major(root: Path) -> int:
 
 
 def _fetched(folder: Path, recipe: Path, progress: Callable[[float], None]) -> Path:
-    """CUDA's compiler and libraries, in the way that CMake looks for them."""
     wanted = ["--no-deps", "--require-hashes", "--requirement", str(recipe / _PACKAGES)]
     if failures := install_wheels(wanted, folder, lambda done, total: progress(done / total), _PACKAGE_BYTES):
         raise not_fetched(f"CUDA {_PACKAGED}", failures)

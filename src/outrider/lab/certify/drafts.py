@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from outrider.backends.gguf.heads import State
-from outrider.backends.tuning.curves import Loaded, native_of
+from outrider.backends.tuning import Loaded, native_of
 from outrider.core.contracts import Model
 from outrider.core.data import Block, Completion, DraftToken, Request, Span
 from outrider.drafters.model import ModelDrafter

@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.machine import physical_cores
-from outrider.backends.tuning.curves import costs_of
+from outrider.backends.tuning import costs_of
 from outrider.core.errors import PromptError
 from outrider.core.files import write_whole
 from outrider.core.notices import collect_notices, notify

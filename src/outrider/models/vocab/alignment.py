@@ -1,14 +1,10 @@
 """Do the tokenizers of target and draft line up, and which token of one is which of the other.
 
-Two things decide. The vocabularies must hold the same tokens: compared by what each token is (its spelling,
-the bytes it adds, whether it is control, whether it ends the text), never by the model's name or the
-vocabulary's size, so that padding and other special tokens do no harm. And the tokenizers must cut text
-alike: the same tokens after another pre-tokenizer or other merges make a draft that keeps offering the right
+The vocabularies must hold the same tokens: compared by what each token is (its spelling, the bytes it adds,
+whether it is control, whether it ends the text), never by the model's name or the vocabulary's size. And the
+tokenizers must cut text alike: after another pre-tokenizer or other merges a draft keeps offering the right
 text in the wrong pieces. A draft with a reduced vocabulary cuts text in its own way: it is aligned by the map
-in its file (`subset`).
-
-Nothing here touches exactness: the target judges every draft. A pair that lines up badly would only be slow,
-which is reason enough to refuse it before anyone waits."""
+in its file (`subset`). A pair that lines up badly would only be slow: the target verifies every draft."""
 
 from __future__ import annotations
 
@@ -297,7 +293,6 @@ def compare(target: Vocabulary, draft: Vocabulary) -> Alignment:
 
 
 def _compare_by_map(target: Vocabulary, draft: Vocabulary, part: PartOf) -> Alignment:
-    """Line up a draft by its own map; nothing is mapped where that cannot be used."""
     ids, names = np.asarray(part.target_tokens, dtype=np.int64), _names(draft)
     if fault := _fault_of(target, draft, part, ids):
         ids = np.full(draft.size, -1, dtype=np.int64)

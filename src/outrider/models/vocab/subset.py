@@ -61,9 +61,8 @@ class Subset:
 
 def choose_subset(vocabulary: Vocabulary, counts: Ids, size: int) -> Subset:
     """The `size` - 1 tokens that count most, and one for the others; `counts`: uses of each token. Those of
-    `needed_tokens` are kept in any case. Tokens that never occur are taken in the order of their ids, where
-    the merges that were learned first, which are the most usual ones, come first. Raises SettingError when
-    `size` leaves no room for those."""
+    `needed_tokens` are kept in any case; of tokens that never occur the first, whose merges were learned
+    first. Raises SettingError."""
     total = vocabulary.size
     if size >= total:
         return Subset.whole(total)

@@ -1,1 +1,0 @@
-"""What this machine does with a model: its cost curves from the cache, and the load options that suit it."""
