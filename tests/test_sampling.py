@@ -1,6 +1,7 @@
 """Logits to distributions: against a slow and obvious reference."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -176,8 +177,10 @@ def test_logits_that_are_no_numbers_are_refused(size: int, bad: float, at: int) 
     row = np.zeros(size, dtype=np.float32)
     row[at] = bad
     settings = SamplingParams(temperature=0), SamplingParams(), replace(EVERYTHING, top_p=0.9)
+    asks: list[Callable[[Logits], object]] = [argmax, most_likely]
+    asks += [partial(sampler(each).distribution, drafted=()) for each in settings]
     for unusable in (row, np.full(size, -np.inf, dtype=np.float32)):
-        for ask in (argmax, most_likely, *(partial(sampler(s).distribution, drafted=()) for s in settings)):
+        for ask in asks:
             with pytest.raises(BackendError, match="logits"):
                 ask(unusable)
 
