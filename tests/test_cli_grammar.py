@@ -197,7 +197,10 @@ def test_every_answer_of_a_conversation_is_limited(limited: Call) -> None:
             '--json-style: wide cannot be used: it has to be "spaced" or "compact".',
         ),
         (["--json-mode", "--constrain-after", ""], "--constrain-after: it has to be text with at least 1"),
-        (["--json-mode", "--ignore-eos"], "--ignore-eos: an output that is limited ends"),
+        (
+            ["--json-mode", "--ignore-eos"],
+            "ignore end: a constrained output is over when",
+        ),
         (["-j", "absent.json"], "schema absent.json: no such file or directory. --json-schema takes a"),
         (["-j", "."], "schema .: is a directory"),
         (["-j", ""], "--json-schema: it is empty"),

@@ -115,9 +115,6 @@ def plan_run(settings: TextSettings) -> RunPlan:
         raise SettingError("-n 0", "it asks for nothing", "Give 1 or more, or -1 for no limit.")
     max_tokens = settings.predict if settings.predict > 0 else None
     grammar = read_grammar(settings)
-    if grammar is not None and settings.ignore_eos:
-        why = "an output that is limited ends when it is complete"
-        raise SettingError("--ignore-eos", why, "Leave it out.")
     return RunPlan(settings=settings, pair=pair, sampling=sampling, max_tokens=max_tokens, grammar=grammar)
 
 

@@ -57,14 +57,6 @@ def read_line() -> str:
         raise PromptError("standard input", "it is not UTF-8", "Convert it to UTF-8 first.") from error
 
 
-def read_prediction(path: Path) -> str:
-    """A file with the expected answer. Raises PromptError if it is empty, unreadable or not text."""
-    text = read_file(path)
-    if not text.strip():
-        raise PromptError(str(path), "it is empty", "Name a file with the expected answer.")
-    return text
-
-
 def read_file(path: Path) -> str:
     """A file's text without the last line break, which llama.cpp drops too. Raises PromptError."""
     return _without_break(read_text(path, "Check the path and its permissions.", PromptError))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from outrider.cli.output import INCOMPLETE, INTERRUPTED, write_json
 from outrider.cli.plans import load_pair, measure_for_later, open_session, plan_run
-from outrider.cli.prompt import read_prediction, read_prompt
+from outrider.cli.prompt import read_file, read_prompt
 from outrider.cli.report import (
     as_json,
     explanation_of,
@@ -33,7 +33,7 @@ def run(settings: RunSettings) -> int:
     errors = Screen(stderr=True)
     plan = plan_run(settings)
     prompt = read_prompt(settings.prompt_argument, settings.prompt, settings.file, escape=settings.escape)
-    prediction = read_prediction(settings.prediction) if settings.prediction else None
+    prediction = read_file(settings.prediction) if settings.prediction else None
     pair = load_pair(plan.pair, errors)
     tokens = pair.encode(_conversation(settings, pair, prompt, errors))
     with open_session(plan.pair, pair, len(tokens) + plan.answer_tokens, errors) as session:
