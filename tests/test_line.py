@@ -35,13 +35,13 @@ class Larger(Sample):
 
 def test_flags_panels_and_metavars_follow_from_names_and_types() -> None:
     found = settings_of(Larger)
-    assert found["page"].flags == ("--page/--no-page",)
-    assert found["deep_red"].flags == ("--deep-red", "-d") and found["deep_red"].metavar is None
-    assert found["size"].flags == ("-s", "--size", "--length") and found["size"].flag == "--size"
+    assert found["page"].names == ("--page", "--no-page")
+    assert found["deep_red"].names == ("--deep-red", "-d") and found["deep_red"].metavar is None
+    assert found["size"].names == ("-s", "--size", "--length") and found["size"].flag == "--size"
     assert (found["size"].metavar, found["size"].help) == ("L", "A size.")
     assert (found["key"].kind, found["parts"].kind, found["parts"].metavar) == (str, int, "N")
     assert found["parts"].is_list and found["parts"].default is None
-    assert found["name"].is_required and found["name"].flags == ()
+    assert found["name"].is_required and found["name"].names == ()
     assert {made.panel for made in found.values()} == {"Samples", "Output"}
 
 

@@ -25,10 +25,7 @@ def file(folder: Path, text: str) -> Path:
     return path
 
 
-FLAGS = {
-    name: [part for flag in setting.flags for part in flag.split("/")]
-    for name, setting in settings_of(ServeOptions).items()
-}
+FLAGS = {name: list(setting.names) for name, setting in settings_of(ServeOptions).items()}
 """All names of every option, those that switch it off included."""
 
 

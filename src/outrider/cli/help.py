@@ -176,7 +176,8 @@ def _written(setting: Setting) -> str:
     if setting.is_argument:
         return setting.metavar or ""
     short = [name for name in setting.names if not name.startswith("--")]
-    long = f"--[no-]{setting.flag.removeprefix('--')}" if "/" in "".join(setting.flags) else setting.flag
+    no = "[no-]" if any(map(setting.is_off, setting.names)) else ""
+    long = setting.flag.replace("--", f"--{no}", 1)
     return f"{', '.join([*short, long])} {setting.metavar or ''}".rstrip()
 
 

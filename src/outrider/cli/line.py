@@ -87,7 +87,7 @@ class Line:
                 continue
             if not flag:
                 arguments.pop(0)
-            given[setting.name] = flag not in setting.off_names if value is None else value
+            given[setting.name] = not setting.is_off(flag) if value is None else value
         return given
 
     @property

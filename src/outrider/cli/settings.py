@@ -30,7 +30,7 @@ class TextSettings(PairSettings, Reasoning, Sampling, Structure, DraftSources, p
     prompt_argument: str | None = argument(None, "The prompt; or give -p, -f or standard input.", "PROMPT")
     prompt: str | None = setting(None, "The prompt.", "-p")
     system: str | None = setting(None, "System message.", "-sys")
-    escape: bool = setting(True, r"Interpret \n, \t and other escapes in -p.", "--escape/--no-escape -e")
+    escape: bool = setting(True, r"Interpret \n, \t and other escapes in -p.", "-e")
     predict: Annotated[int, Field(ge=-2)] = setting(
         -1, "Tokens to generate; -1: until the model ends.", "-n --predict --n-predict"
     )

@@ -70,8 +70,8 @@ def values_for(kind: type[Any], settings: BaseModel, **renamed: str) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting for all sources. `kind` is the type of a single value; of `flags` some name what switches it
-    off, too: `--page/--no-page`."""
+    """A setting for all sources. `kind` is the type of a single value; `names` are all its flags, including
+    those that switch it off."""
 
     name: str
     kind: type
@@ -79,19 +79,14 @@ class Setting:
     is_required: bool
     is_list: bool
     is_argument: bool
-    flags: tuple[str, ...]
+    names: tuple[str, ...]
     panel: str
     metavar: str | None
     help: str
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All its flags, including those that switch it off."""
-        return tuple(name for flag in self.flags for name in flag.split("/"))
-
-    @property
-    def off_names(self) -> tuple[str, ...]:
-        return tuple(name for flag in self.flags for name in flag.split("/")[1:])
+    def is_off(self, flag: str) -> bool:
+        """Whether a flag switches it off."""
+        return self.kind is bool and self.default is not False and flag.startswith("--no-")
 
     @property
     def flag(self) -> str:
@@ -131,7 +126,7 @@ def _setting(group: type[Group], name: str) -> Setting:
         is_required=field.is_required(),
         is_list=get_origin(field.annotation) is list,
         is_argument=shown["argument"],
-        flags=() if shown["argument"] else _flags(name, kind, field.default, words),
+        names=() if shown["argument"] else _flags(name, kind, field.default, words),
         panel=shown["panel"] or home.panel,
         metavar=placeholder or _METAVARS[kind],
         help=field.description or "",
@@ -147,8 +142,8 @@ def _flags(name: str, kind: type, default: Any, flags: list[str]) -> tuple[str, 
         return tuple(flags)
     word = name.replace("_", "-")
     # A switch that is off by default needs no name to switch it off.
-    has_no = kind is bool and default is not False
-    return (f"--{word}/--no-{word}" if has_no else f"--{word}", *flags)
+    off = (f"--no-{word}",) if kind is bool and default is not False else ()
+    return (f"--{word}", *off, *flags)
 
 
 def setting_error(
