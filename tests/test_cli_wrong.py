@@ -60,6 +60,7 @@ def test_help_begins_with_what_most_need_and_leads_to_the_rest(run: Call, comman
     ("line", "offered"),
     [
         ("outrider ch", ["chat", "check"]),
+        ("outrider", [name for name in COMMANDS if " " not in name]),
         ("outrider run --draft-m", ["--draft-max"]),
         ("outrider bench export --t", ["--to"]),
     ],

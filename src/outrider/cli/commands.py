@@ -72,13 +72,12 @@ def _without_command(words: Sequence[str]) -> int:
 
 def _completions(line: str) -> list[str]:
     """What the last word of a line may be."""
-    *before, word = line.split(" ")[1:]
+    *before, word = line.split(" ")[1:] or [""]
     name = _command(before)
-    names = [name.split()[0] for name in COMMANDS]
+    names = [command.split()[0] for command in COMMANDS]
     if name is not None:
-        names = [
-            flag for setting in settings_of(load(COMMANDS[name].settings)).values() for flag in setting.names
-        ]
+        settings = settings_of(load(COMMANDS[name].settings)).values()
+        names = [flag for setting in settings for flag in setting.names]
     return [known for known in dict.fromkeys(names) if known.startswith(word)]
 
 
