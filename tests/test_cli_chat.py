@@ -158,7 +158,7 @@ def test_ctrl_c_ends_an_answer_and_then_the_conversation(terminal: Open, tmp_pat
 
 def test_what_is_typed_is_edited_and_kept_for_its_owner(terminal: Open, chat: Call, tmp_path: Path) -> None:
     """A paste of any size, lines of one message, that message once more, and Ctrl-D."""
-    pasted = "the and the other and the\n" * 160
+    pasted = (" the and" * 13 + "\n") * 40
     paste, lines, again = f"\x1b[200~{pasted}\x1b[201~\r", "three\x1b\rfour\r", "\x1b[A\x1b[A\r"
     program = terminal("chat", "-c", "8192", "-n", "2", OUTRIDER_CACHE=str(tmp_path))
     shown = []
