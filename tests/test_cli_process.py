@@ -72,7 +72,18 @@ def test_ctrl_c_while_the_program_ends_leaves_no_traceback(models: Path) -> None
         "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
         "runpy.run_module('outrider', run_name='__main__', alter_sys=True)"
     )
-    line = [sys.executable, "-c", program, "run", "-m", str(models / "target.gguf"), "-n", "2", "hi"]
+    line = [
+        sys.executable,
+        "-c",
+        program,
+        "run",
+        "-m",
+        str(models / "target.gguf"),
+        *PLAINLY,
+        "-n",
+        "2",
+        "hi",
+    ]
     done = subprocess.run(line, capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == -signal.SIGINT and "Traceback" not in done.stderr and done.stdout
 
