@@ -247,10 +247,8 @@ def test_a_draft_model_that_cannot_pay_is_never_asked_and_that_is_said_once() ->
     for prompt in (PROMPT, (2, *PROMPT)):
         engine.generate(Request(prompt, SamplingParams(temperature=0), max_tokens=40, ignore_end=True))
     assert drafter.model.length(0) == 0
-    assert [line for line in policy.notices if "draft" in line] == [
-        "the draft model is not used: one of its steps takes 1.30 of a target step here, too much to pay "
-        "even if it were always right"
-    ]
+    [line] = policy.notices
+    assert "one of its steps takes 1.30 of a target step here, too much to pay even if it were" in line
 
 
 def test_a_draft_model_stays_out_at_the_lengths_at_which_it_loses_and_comes_back() -> None:
@@ -264,7 +262,7 @@ def test_a_draft_model_stays_out_at_the_lengths_at_which_it_loses_and_comes_back
         asked_at.append(any(record.work.calls for record in played.records))
     assert asked_at == [True, False, True]
     [line] = policy.notices
-    assert "not used for texts so long" in line and "after 30,0" in line
+    assert "not used: after 30,0" in line
 
 
 def test_a_draft_model_that_has_read_a_conversation_is_asked_for_a_short_answer_too() -> None:

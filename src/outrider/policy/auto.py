@@ -41,7 +41,6 @@ from outrider.policy.state import (
 
 LONGEST_DRAFT = 64  # tokens; V(n) is measured as far
 MAX_GUESS = 16  # lookup tokens that a call of the draft model reads ahead
-_LONG_TEXT = 1000  # tokens from which on it is said that costs are those of so many
 _TOKEN_MEMORY = 0.97  # weight of the older tokens in λ: about the last 30 count
 _MAX_CONSTRAINED_DRAFT = 40  # tokens of a draft with the draft model, where a constraint forces some
 _MIN_USEFUL_PROB = 0.01  # prefix acceptance probability below which lookup tokens are not looked for
@@ -387,12 +386,9 @@ class AutoPolicy:
                 return True
             context, held = max(sizes)
             share = state.draft_costs.call_s(1, context=held) / state.costs.call_s(1, context=context)
-            where, of = f" after {context:,} tokens", " for texts so long"
-            if context < _LONG_TEXT:
-                where = of = ""
             why = (
-                f"the draft model is not used{of}: one of its steps takes {share:.2f} of a target step "
-                f"here{where}, too much to pay even if it were always right"
+                f"the draft model is not used: after {context:,} tokens one of its steps takes {share:.2f} "
+                "of a target step here, too much to pay even if it were always right"
             )
         self.notices = self.notices or [why]
         return False
