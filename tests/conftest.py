@@ -111,6 +111,9 @@ vars(libraries)["native_library"] = vars(libraries)["cuda_library"] = lambda: No
 # A choice between libraries need not be a good one here: one round of calls is enough.
 vars(tuning)["_STAGE_SECONDS"] = 0.0
 
+# Nor what calls of tiny models cost: their estimate takes a moment.
+vars(tuning)["GLANCE_SECONDS"] = 0.02
+
 
 @pytest.fixture(scope="session")
 def embedded_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RealServer]":

@@ -30,6 +30,11 @@ def asked(tokens: Sequence[int], **settings: Any) -> Request:
     return Request(tuple(tokens), **settings)
 
 
+def request(prompt: Sequence[int], scope: str = "", max_tokens: int = 4) -> Request:
+    """One that no end token ends."""
+    return Request(tuple(prompt), GREEDY, max_tokens=max_tokens, ignore_end=True, scope=scope)
+
+
 Guess = Callable[[Sequence[int], int], Sequence[int]]
 """What a scripted drafter offers after these tokens, at most so many."""
 

@@ -1,9 +1,8 @@
 """GGUF files of heads, which draft from hidden states of a target: such as are right now and then, and such
 that have real headers and no real weights."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,9 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
-from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
-from outrider.core.data import Request
 from outrider.core.errors import OutriderError
-from outrider.engine import Engine
-from outrider.session import Pair, Session, SessionOptions
+from outrider.session.pair import Pair
 from tiny import Sizes
 from tiny_gguf import MERGES, WIDTH, finish, vocabulary, write_tiny
 
@@ -124,20 +120,6 @@ class Files:
     target: Path
     head: Path | None
 
-    def plain_text(self, request: Request) -> tuple[int, ...]:
-        """What the target says by itself."""
-        with closing(Weights(self.target, replace(OPTIONS, heads=False))) as weights:
-            return Engine(weights.open(256)).generate(request).tokens
-
-    @contextmanager
-    def opened(self, context_length: int = 128, **options: Any) -> Iterator[tuple[Pair, Session]]:
-        """Both in a session; `options`: of SessionOptions."""
-        with (
-            closing(Pair.load(self.target, self.head, options=OPTIONS)) as pair,
-            Session.open(pair, SessionOptions(context_length, **options)) as session,
-        ):
-            yield pair, session
-
     def why_refused(self, options: LoadOptions = OPTIONS) -> str:
         """Why they do not run together, in a line."""
         with pytest.raises(OutriderError) as caught:
@@ -159,26 +141,28 @@ def write_assistant(path: Path, target: Path, *, agrees: bool = True, **made: An
     return path
 
 
-def write_files(folder: Path, kind: str, *, agrees: bool = True, **of_head: Any) -> Files:
+def write_files(
+    folder: Path, kind: str, *, agrees: bool = True, target: Mapping[str, Any] | None = None, **of_head: Any
+) -> Files:
     """Of a kind, and the target's architecture: "own" layers, a "chain" of two, "eagle3", "mtp", a block
-    drafter's kind or "assistant". `of_head` are fields of Tiny for its file."""
+    drafter's kind or "assistant"; `target` and `of_head` are fields of Tiny."""
     what, arch = kind.split(" ")
-    of_target: dict[str, Any] = {"arch": arch, "context_length": 512}
+    of_target: dict[str, Any] = {"arch": arch, "context_length": 512, **(target or {})}
     if what in ("own", "chain"):
         write = with_good_head if agrees else write_tiny
         return Files(write(folder / "target.gguf", mtp_layers=1 + (what == "chain"), **of_target), None)
     head, usual = folder / "head.gguf", {"context_length": 512}
-    is_repeating = agrees or what not in ("mtp", "eagle3")
-    target = write_tiny(folder / "target.gguf", repeating=is_repeating, **of_target)
+    of_target = {"repeating": agrees or what not in ("mtp", "eagle3")} | of_target
+    path = write_tiny(folder / "target.gguf", **of_target)
     if what == "mtp":
         write = with_good_head if agrees else write_tiny
-        of_layers = {"arch": arch, "part": "heads", "mtp_layers": 2 if arch == "hy_v3" else 1}
-        return Files(target, write(head, **of_layers | of_head))
+        layers = {"arch": arch, "part": "heads", "mtp_layers": 2 if arch == "hy_v3" else 1}
+        return Files(path, write(head, **layers | of_head))
     if what == "eagle3":
-        of_eagle = {"layers": (0, 2, 4) if arch == "qwen35" else (0, 1, 1), "drafted": EVEN}
-        return Files(target, write_eagle(head, agrees=agrees, **of_eagle | of_head))
+        reads = {"layers": (0, 2, 4) if arch == "qwen35" else (0, 1, 1), "drafted": EVEN}
+        return Files(path, write_eagle(head, agrees=agrees, **reads | of_head))
     if what == "assistant":
-        return Files(target, write_assistant(head, target, agrees=agrees, **usual | of_head))
+        return Files(path, write_assistant(head, path, agrees=agrees, **usual | of_head))
     if arch == "qwen35":
         of_head = {"metadata": {"target_layers": [0, 2, 3]}} | of_head
-    return Files(target, write_block(head, target, what, agrees=agrees, **usual | of_head))
+    return Files(path, write_block(head, path, what, agrees=agrees, **usual | of_head))

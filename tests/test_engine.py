@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from outrider.core.contracts import Drafter
 from outrider.core.data import Completion, Logits, Request, Row, Span, StepRecord
 from outrider.core.errors import BackendError, InputError, PromptError, RewindUnsupported
 from outrider.core.notices import collect_notices
-from outrider.core.params import Rule, SamplingParams, Verification
+from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
 from outrider.drafters.lookup import SuffixDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
@@ -497,6 +498,114 @@ def test_an_interrupted_submit_holds_no_sequence() -> None:
     with pytest.raises(KeyboardInterrupt):
         engine.generate(request)
     assert engine.generate(request).tokens == plain(language_model(), request)[0]
+
+
+# Sampled requests: their seeds, and the seed-stable rule
+
+AS_IT_IS = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)
+KINDS: tuple[DraftSampling, ...] = ("greedy", "sampled", "auto")
+RULES: tuple[Rule, ...] = ("token", "block", "stable")
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_gives_the_same_text(rule: Rule, kind: DraftSampling) -> None:
+    def run(seed: int | None) -> Completion:
+        engine = Engine(language_model(), [other_vocabulary_drafter()], FixedPolicy(p_min=0))
+        sampling = replace(AS_IT_IS, seed=seed)
+        verification = Verification(rule, kind)
+        return engine.generate(
+            Request(PROMPT, sampling, max_tokens=40, ignore_end=True, verification=verification)
+        )
+
+    free = run(None)
+    assert run(free.seed).tokens == free.tokens
+    assert run(free.seed + 1).tokens != free.tokens
+    assert run(7).seed == 7
+
+
+def drafter_sets() -> list[list[Drafter]]:
+    near = random_logits(6, seed=12, order=3, scale=1.0)
+
+    def like_it(tokens: Sequence[int]) -> Row:
+        return (LANGUAGE(tokens) + near(tokens)).astype(np.float32)
+
+    return [
+        [],
+        [SuffixDrafter(1)],
+        [model_drafter(LANGUAGE)],
+        [model_drafter(like_it)],
+        [other_vocabulary_drafter()],
+        [reduced_drafter()],
+        [ScriptedDrafter(lambda _text, n: [3, 3, 3][:n]), model_drafter(like_it)],
+    ]
+
+
+STABLE = {
+    "mild": SamplingParams(temperature=0.7, repeat_penalty=1.3, frequency_penalty=0.2, top_k=4),
+    "hot": SamplingParams(temperature=1.3, presence_penalty=0.5, top_k=0, top_p=1, min_p=0, min_tokens=10),
+    "repeats": SamplingParams(temperature=1.0, dry_multiplier=0.8, xtc_probability=0.5, banned=(2,)),
+}
+
+
+@pytest.mark.parametrize("settings", STABLE)
+@pytest.mark.parametrize(
+    "kind", ["sampled", *(pytest.param(k, marks=pytest.mark.slow) for k in ("greedy", "auto"))]
+)
+def test_the_stable_text_does_not_depend_on_drafts(settings: str, kind: DraftSampling) -> None:
+    sampling = replace(STABLE[settings], seed=11)
+    request = Request(
+        PROMPT, sampling, max_tokens=40, ignore_end=True, verification=Verification("stable", kind)
+    )
+    expected = Engine(language_model()).generate(replace(request, speculate=False))
+    assert len(expected.tokens) == 40
+    num_accepted = 0
+    for drafters in drafter_sets():
+        for draft_max in (1, 3, 8):
+            engine = Engine(language_model(), drafters, FixedPolicy(draft_max, p_min=0, hand_over=0))
+            found = engine.generate(request)
+            assert (found.tokens, found.text) == (expected.tokens, expected.text)
+            num_accepted += sum(record.num_accepted for record in found.records)
+        plainly = engine.generate(replace(request, speculate=False))
+        assert (plainly.tokens, plainly.text) == (expected.tokens, expected.text)
+    assert num_accepted > 100
+    other = Engine(language_model()).generate(replace(request, sampling=replace(sampling, seed=12)))
+    assert other.tokens != expected.tokens
+
+
+def test_a_drawn_stable_draft_that_is_the_target_always_stands() -> None:
+    """Target and draft pick by the same noise, at the same place."""
+    sampling = replace(AS_IT_IS, temperature=1.3, seed=5)
+    request = Request(PROMPT, sampling, max_tokens=40, ignore_end=True, verification=Verification("stable"))
+    completion = Engine(language_model(), [model_drafter(LANGUAGE)], FixedPolicy(3, p_min=0)).generate(
+        request
+    )
+    assert all(record.num_accepted == len(record.draft) for record in completion.records)
+    assert sum(record.num_accepted for record in completion.records) > 20
+
+
+def test_two_requests_at_once_do_not_share_their_chances() -> None:
+    """Each has a generator of its own: what it says does not depend on its neighbours."""
+
+    def tokens(engine: Engine, seeds: Sequence[int]) -> list[tuple[int, ...]]:
+        streams = [
+            engine.stream(Request(PROMPT, replace(AS_IT_IS, seed=seed), max_tokens=20, ignore_end=True))
+            for seed in seeds
+        ]
+        said: list[tuple[int, ...]] = [() for _ in seeds]
+        for stream in streams:
+            for update in islice(stream, 1):
+                said[streams.index(stream)] += update.record.tokens
+        for i, stream in enumerate(streams):
+            for update in stream:
+                said[i] += update.record.tokens
+        return said
+
+    def engine() -> Engine:
+        return Engine(language_model(), [other_vocabulary_drafter()], FixedPolicy(3, p_min=0))
+
+    alone = [tokens(engine(), [seed])[0] for seed in (1, 2)]
+    assert tokens(engine(), [1, 2]) == alone and alone[0] != alone[1]
 
 
 # Logits that are no numbers, and log probabilities

@@ -180,9 +180,3 @@ def test_a_dead_end_after_a_rejected_token_ends_nothing() -> None:
 def test_an_end_that_is_ignored_does_not_go_with_a_grammar() -> None:
     with pytest.raises(SettingError, match="ignore end"):
         asked(ignore_end=True)
-
-
-def test_plain_decoding_of_a_constrained_text_drafts_nothing() -> None:
-    completion = engine([LONG], draft=True).generate(asked(speculate=False))
-    assert completion.text == LONG
-    assert not any(record.draft.tokens for record in completion.records)

@@ -5,21 +5,17 @@ What a model can take back is asked of the model itself.
 """
 
 import json
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from starlette.testclient import TestClient
 
 from backends import FILES, IK, MAINLINE, NATIVE, Native, over
 from cli_helpers import Call
-from engines import GREEDY, asked
+from engines import GREEDY, asked, run
 from kinds import KINDS
 from outrider.cli import verify
 from outrider.cli.settings import VerifySettings
@@ -30,13 +26,8 @@ from outrider.core.params import Verification
 from outrider.drafters.lookup import SuffixDrafter
 from outrider.engine import Engine
 from outrider.lab.certify.sampled import CertifyPlan
-from outrider.models.chat import ChatTemplate
 from outrider.policy.fixed import FixedPolicy
-from outrider.server.assembly import create_app
-from outrider.server.service import Service
-from outrider.server.settings import ServeSettings
 from outrider.session import Session
-from serving import TEMPLATE
 
 LONG = FixedPolicy(draft_max=8, p_min=0.0)
 CONTEXT = 256
@@ -62,7 +53,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     native.close()
 
 
-QUICK = [(name, kind) for name in MAINLINE[:1] for kind in ("dense", "window", "hybrid")]
+QUICK = [(name, kind) for name in MAINLINE[:1] for kind in ("dense", "window", "hybrid", "delta net")]
 """One for each way in which a model is taken back."""
 every_kind = over(*KINDS, names=NATIVE, quick=QUICK)
 
@@ -96,12 +87,6 @@ def speculating(model: Model) -> Engine:
     return Engine(model, [SuffixDrafter()], LONG)
 
 
-def run(engine: Engine, found: dict[int, Completion]) -> None:
-    """Go on to the end of all that runs."""
-    while engine.num_running:
-        found |= {u.record.request: u.completion for u in engine.step() if u.completion is not None}
-
-
 def assert_drafted(model: Model, completions: Sequence[Completion]) -> None:
     """Drafts were accepted and rejected, wherever something can be taken back, and never longer than that."""
     drafted = [
@@ -124,13 +109,9 @@ def test_lookup_drafts_change_no_text(backend: Native, kind: str, num_sequences:
     wanted = requests(seed=num_sequences)
     texts = plain(backend, kind, wanted)
     with closing(backend.open(kind, CONTEXT, max_sequences=num_sequences)) as model:
-        engine = speculating(model)
-        found: dict[int, Completion] = {}
+        engine, completions = speculating(model), list[Completion]()
         for start in range(0, len(wanted), num_sequences):
-            for request in wanted[start : start + num_sequences]:
-                engine.submit(request)
-            run(engine, found)
-        completions = [found[number] for number in sorted(found)]
+            completions += run(engine, *wanted[start : start + num_sequences])
         assert_like(completions, texts)
         assert [len(completion.tokens) for completion in completions] == [80] * 4
         assert_drafted(model, completions)
@@ -145,18 +126,16 @@ def test_a_call_that_fails_and_a_request_that_is_cancelled_change_no_other(
     with closing(backend.open(kind, CONTEXT, max_sequences=4)) as model:
         engine = speculating(model)
         ids = [engine.submit(request) for request in wanted]
-        found: dict[int, Completion] = {}
-        for _ in range(12):
-            found |= {u.record.request: u.completion for u in engine.step() if u.completion is not None}
+        for _ in range(6):
+            engine.step()
         with backend.failing(model), pytest.raises(BackendError):
             engine.step()
         cancelled = engine.cancel(ids[1])
         assert cancelled is not None and 0 < len(cancelled.tokens) < 80
         assert_like([cancelled], texts[1:2])
-        run(engine, found)
-        again = engine.submit(wanted[1])  # in the sequence that was given up
-        run(engine, found)
-        assert_like([found[number] for number in (ids[0], again, *ids[2:])], texts)
+        first, *others = run(engine)
+        [again] = run(engine, wanted[1])  # in the sequence that was given up
+        assert_like([first, again, *others], texts)
 
 
 @every_kind
@@ -173,54 +152,6 @@ def test_structured_text_is_that_of_plain_decoding(backend: Native, kind: str) -
         assert (found.text, found.finish_reason) == (expected.text, expected.finish_reason)
         num_calls = sum(record.kind == "decode" for record in found.records)
         assert (num_calls < len(found.tokens)) == model.rewinding.is_possible
-
-
-@contextmanager
-def served(model: Model) -> Iterator[TestClient]:
-    """A server over a model, for four requests at once."""
-    template = ChatTemplate(TEMPLATE, bos="", eos="")
-    session = Session(model, [SuffixDrafter()], LONG, template=template, max_running=4)
-    service = Service(session, ServeSettings(max_waiting=16))
-    service.start()
-    try:
-        with TestClient(create_app(service), raise_server_exceptions=False) as client:
-            yield client
-    finally:
-        service.close()
-
-
-@pytest.mark.slow
-@every_kind
-def test_a_server_answers_eight_at_four_sequences_as_one_at_a_time(backend: Native, kind: str) -> None:
-    together = threading.Barrier(8)
-    prompts = [f"the river and the road {i} the river and " * 2 for i in range(8)]
-
-    def ask(client: TestClient, prompt: str, *, at_once: bool) -> tuple[str, int]:
-        if at_once:
-            together.wait(30)
-        body: dict[str, Any] = {"prompt": prompt, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
-        response = client.post("/v1/completions", json=body)
-        assert response.status_code == 200, response.text
-        answer = response.json()
-        return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
-
-    with closing(backend.open(kind, CONTEXT)) as model:
-        engine = Engine(model)
-        encoded = [tuple(model.vocabulary.tokenize(prompt)) for prompt in prompts]
-        texts = [
-            engine.generate(asked(tokens, max_tokens=60, sampling=GREEDY, ignore_end=True)).text
-            for tokens in encoded
-        ]
-    with (
-        closing(backend.open(kind, CONTEXT, max_sequences=5)) as model,
-        served(model) as client,
-        ThreadPoolExecutor(8) as pool,
-    ):
-        answers = list(pool.map(lambda prompt: ask(client, prompt, at_once=True), prompts))
-        assert answers == [(text, 60) for text in texts]
-        # A turn that goes on from an answer that is stored.
-        longer = prompts[0] + texts[0]
-        assert ask(client, longer, at_once=False)[1] == 60
 
 
 @pytest.mark.slow

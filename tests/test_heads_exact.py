@@ -14,9 +14,8 @@ import pytest
 
 from backends import MAINLINE
 from exactness import Enumerated, Rng, Text, explore, plain
-from head_files import write_assistant, write_block, write_eagle
+from head_files import OPTIONS, Files, write_files
 from outrider.backends.gguf.model import Weights
-from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Model
 from outrider.core.data import Distribution, Request, Row, Span
 from outrider.core.params import DraftSampling, Rule, SamplingParams, Verification
@@ -25,7 +24,6 @@ from outrider.lab.certify.faults import break_calls
 from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import draw
 from outrider.session import Pair, Session, SessionOptions
-from tiny_gguf import write_tiny
 
 pytestmark = pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")
 
@@ -41,50 +39,18 @@ ROUNDING = 1e-5
 """of a text's probability, in calls of other sizes"""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A target's architecture, how it is taken back, and what drafts for it: "eagle3", "mtp", "assistant" or
-    a block drafter in a file, "own" layers or a "chain" of two."""
-
-    arch: str
-    rewind: str
-    head: str
-
-    def write(self, folder: Path) -> tuple[Path, Path | None]:
-        own = {"own": 1, "chain": 2}.get(self.head, 0)
-        target = write_tiny(folder / "target.gguf", arch=self.arch, mtp_layers=own, **DOZEN)
-        if own:
-            return target, None
-        if self.head == "mtp":
-            return target, write_tiny(
-                folder / "head.gguf", arch=self.arch, mtp_layers=1, part="heads", **DOZEN
-            )
-        if self.head == "assistant":
-            return target, write_assistant(folder / "head.gguf", target, agrees=False, **DOZEN)
-        if self.head != "eagle3":
-            made = DOZEN | (UNSURE if self.head in ("dflash", "dflash2") else {})
-            return target, write_block(folder / "head.gguf", target, self.head, agrees=False, **made)
-        layers = (0, 2, 4) if self.arch == "qwen35" else (0, 1, 1)
-        return target, write_eagle(folder / "head.gguf", layers=layers, agrees=False, **DOZEN)
-
-    @property
-    def options(self) -> LoadOptions:
-        return LoadOptions(backend="llama.cpp", threads=1, cache_type_k="f32", cache_type_v="f32")
+BLOCKS = ("dflash llama", "dflash2 llama", "dspark llama", "dspark-v4 llama")
+KINDS = (
+    *("eagle3 llama", "eagle3 qwen35", "mtp glm4moe", "own glm4moe", "own qwen35", "chain hy_v3"),
+    *BLOCKS,
+    "assistant gemma4",
+)
+"""Qwen3.5 is taken back by checkpoints."""
 
 
-KINDS = {
-    "EAGLE-3 in a file": Kind("llama", "free", "eagle3"),
-    "EAGLE-3 in a file, checkpoints": Kind("qwen35", "checkpoints", "eagle3"),
-    "MTP in a file": Kind("glm4moe", "free", "mtp"),
-    "own MTP": Kind("glm4moe", "free", "own"),
-    "own MTP, checkpoints": Kind("qwen35", "checkpoints", "own"),
-    "chained MTP": Kind("hy_v3", "free", "chain"),
-    "DFlash": Kind("llama", "free", "dflash"),
-    "DFlash2": Kind("llama", "free", "dflash2"),
-    "DSpark": Kind("llama", "free", "dspark"),
-    "DSpark of DeepSeek-V4": Kind("llama", "free", "dspark-v4"),
-    "assistant": Kind("gemma4", "free", "assistant"),
-}
+def write(folder: Path, kind: str) -> Files:
+    made = DOZEN | (UNSURE if kind.startswith("dflash") else {}) | {"drafted": ()}
+    return write_files(folder, kind, agrees=False, target=DOZEN | {"repeating": False}, **made)
 
 
 @dataclass(frozen=True)
@@ -123,9 +89,8 @@ class Drafting:
 
 @pytest.fixture(scope="module")
 def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drafting]:
-    kind = KINDS[request.param]
-    target, head = kind.write(tmp_path_factory.mktemp("dozen"))
-    weights = Weights(target, replace(kind.options, heads=False))
+    kind, files = request.param, write(tmp_path_factory.mktemp("dozen"), request.param)
+    weights = Weights(files.target, replace(OPTIONS, heads=False))
     model = weights.open(64)
 
     @cache
@@ -135,11 +100,12 @@ def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
     with (
         closing(weights),
-        closing(Pair.load(target, head, options=kind.options)) as pair,
+        closing(Pair.load(files.target, files.head, options=OPTIONS)) as pair,
         Session.open(pair, SessionOptions(64, policy=TWO, lookup=False)) as session,
     ):
-        assert session.target.rewinding.kind == kind.rewind and session.target.vocabulary.size == 12
-        yield Drafting(session, lambda tokens: row(tuple(tokens)), MOST if request.param in BLOCKS else MANY)
+        assert (session.target.rewinding.kind == "checkpoints") == kind.endswith("qwen35")
+        assert session.target.vocabulary.size == 12
+        yield Drafting(session, lambda tokens: row(tuple(tokens)), MOST if kind in BLOCKS else MANY)
 
 
 def asked(rule: Rule, drafts: DraftSampling) -> Request:
@@ -147,12 +113,11 @@ def asked(rule: Rule, drafts: DraftSampling) -> Request:
     return Request(PROMPT, sampling, max_tokens=4, verification=Verification(rule, drafts))
 
 
-BLOCKS = tuple(name for name in KINDS if name.startswith(("DFlash", "DSpark")))
 SETTINGS = [
     ("block", "greedy"),
     *(pytest.param(rule, "sampled", marks=pytest.mark.slow) for rule in ("token", "block")),
 ]
-QUICK = ("EAGLE-3 in a file, checkpoints", "MTP in a file", "own MTP, checkpoints", "DFlash2", "assistant")
+QUICK = ("eagle3 qwen35", "mtp glm4moe", "own qwen35", "dflash2 llama", "assistant gemma4")
 """Each way to take back and each head once."""
 ALL = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 
@@ -194,8 +159,8 @@ def test_the_distribution_is_that_of_plain_decoding(
 
 
 WRONG = [
-    *((kind, Unlike) for kind in KINDS if kind != "chained MTP"),  # whose drafts are all but certain
-    *((kind, Misplaced) for kind in BLOCKS if kind != "DFlash"),  # whose places say nearly the same
+    *((kind, Unlike) for kind in KINDS if kind != "chain hy_v3"),  # whose drafts are all but certain
+    *((kind, Misplaced) for kind in BLOCKS if kind != "dflash llama"),  # whose places say nearly the same
 ]
 
 

@@ -190,7 +190,7 @@ def test_the_next_turn_loses_nothing_of_what_was_generated(tmp_path: Path) -> No
     options, num_other = LoadOptions(threads=1), 0
     opening: dict[str, Any] = {"context_length": 1024, "keeping": Keeping(2**30), "policy": FixedPolicy()}
     with Session.load(path, "none", options=options, **opening) as session:
-        for seed in range(20):
+        for seed in range(6):
             prompt = f"Answer number {seed}, in the usual way: "
             first = session.generate(
                 prompt, schema=SCHEMA, sampling=SamplingParams(temperature=1, seed=seed), max_tokens=90
@@ -204,7 +204,7 @@ def test_the_next_turn_loses_nothing_of_what_was_generated(tmp_path: Path) -> No
             num_other += second.respelled_tokens
             given = session.generate(turn, max_tokens=2)
             assert (given.prompt_tokens, given.respelled_tokens) == (len(turn), 0), "tokens stay as they are"
-    assert num_other > 100
+    assert num_other > 25
 
 
 class Paired(ByteVocabulary):

@@ -1,7 +1,6 @@
 """Targets with a recurrent state, whose rejected drafts are taken back by checkpoints: texts are plain
 ones."""
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +14,6 @@ from engines import (
     GREEDY,
     LANGUAGE,
     PROMPT,
-    Guess,
     ScriptedDrafter,
     asked,
     language_model,
@@ -23,7 +21,6 @@ from engines import (
     random_guess,
     run,
 )
-from kinds import CHECKPOINTS
 from llama_cpp_models import resident_bytes
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
@@ -32,7 +29,6 @@ from outrider.core.contracts import CHECKPOINTS as OF_CHECKPOINTS
 from outrider.core.contracts import UNABLE
 from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
-from outrider.drafters.lookup import SuffixDrafter
 from outrider.engine import Engine
 from outrider.policy.fixed import FixedPolicy
 from outrider.session import Pair, Session, SessionOptions
@@ -94,68 +90,6 @@ def test_a_failed_call_is_made_good_by_reading_again() -> None:
 # Real libraries, tiny models
 
 
-@over(*CHECKPOINTS, names=MAINLINE)
-@pytest.mark.parametrize("num_sequences", [1, 4])
-def test_greedy_texts_equal_plain_ones(backend: Native, kind: str, num_sequences: int) -> None:
-    target = backend.open(kind, 256, max_sequences=num_sequences)
-    plain = Engine(backend.open(kind, 256))
-    rng = np.random.default_rng(3)
-    accepted: Counter[bool] = Counter()
-    for _ in range(2):
-        prompts = [tuple(rng.integers(97, 123, 24).tolist()) for _ in range(num_sequences)]
-        requests = [asked(p, max_tokens=60, sampling=GREEDY, ignore_end=True) for p in prompts]
-        texts = [(*request.prompt, *plain.generate(request).tokens) for request in requests]
-        found = run(Engine(target, [ScriptedDrafter(_mistaken(texts, rng))], ALONG), *requests)
-        assert [(*r.prompt, *c.tokens) for r, c in zip(requests, found, strict=True)] == texts
-        accepted.update(r.num_accepted == len(r.draft) for c in found for r in c.records if r.draft)
-    assert accepted[True] and accepted[False]
-
-
-def _mistaken(texts: Sequence[tuple[int, ...]], rng: np.random.Generator) -> Guess:
-    """Goes on as one of these texts does, with a mistake at any place or none."""
-
-    def guess(tokens: Sequence[int], length: int) -> list[int]:
-        [text] = [text for text in texts if text[: len(tokens)] == tuple(tokens)]
-        right = list(text[len(tokens) : len(tokens) + int(rng.integers(1, length + 1))])
-        wrong = int(rng.integers(0, length + 1))
-        return [token if i != wrong else (token + 1) % 256 for i, token in enumerate(right)]
-
-    return guess
-
-
-def test_the_prompt_of_a_turn_whose_answer_is_changed_is_read_from_near_its_end() -> None:
-    """A template may leave out what a model thought: then the next prompt departs from what is stored."""
-    target = language_model(rewind="checkpoints")
-    engine = Engine(target)
-    prompt = tuple(int(token) for token in np.random.default_rng(1).integers(0, END, 100))
-    engine.generate(asked(prompt, max_tokens=20, sampling=GREEDY, ignore_end=True))
-    following = asked((*prompt[:98], 1, 2, 3), max_tokens=9, sampling=GREEDY, ignore_end=True)
-    found = engine.generate(following)
-    assert found.reused_tokens == 100 - 16
-    assert found.tokens == Engine(language_model()).generate(following).tokens
-    departing = asked((*prompt[:80], 1, 2, 3), max_tokens=9, sampling=GREEDY, ignore_end=True)
-    assert engine.generate(departing).reused_tokens == 0
-
-
-@over(*CHECKPOINTS, names=MAINLINE)
-def test_the_next_turn_reads_only_what_is_new(backend: Native, kind: str) -> None:
-    target = backend.open(kind, 256)
-    engine = Engine(target, [SuffixDrafter()], ALONG)
-    prompt = tuple(range(97, 121))
-    first = engine.generate(asked(prompt, max_tokens=20, sampling=GREEDY, ignore_end=True))
-    longer = (*prompt, *first.tokens, 5, 6, 7)
-    second = engine.generate(asked(longer, max_tokens=10, sampling=GREEDY, ignore_end=True))
-    stored = len(prompt) + len(first.tokens) - 1
-    last = first.records[-1]
-    if last.num_accepted < len(last.draft):
-        stored -= len(last.tokens)
-    assert second.reused_tokens == stored
-    plain = Engine(backend.open(kind, 256)).generate(
-        asked(longer, max_tokens=10, sampling=GREEDY, ignore_end=True)
-    )
-    assert second.tokens == plain.tokens
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 @over("delta net", "recurrent", names=MAINLINE)
@@ -208,6 +142,7 @@ def test_a_library_that_does_not_restore_the_state_is_found_out(
     weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), LoadOptions(backend="llama.cpp"))
     assert weights.rewind_support.kind == "none" and weights.rewind_support.notice
     assert weights.open(64).rewinding == UNABLE
+    weights.close()
 
 
 def test_other_logits_after_going_back_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,3 +165,4 @@ def test_other_logits_after_going_back_are_found_out(tmp_path: Path, monkeypatch
     weights = Weights(write_tiny(tmp_path / "it.gguf", arch="lfm2"), LoadOptions(backend="llama.cpp"))
     assert weights.rewind_support.kind == "none"
     assert "other logits" in (weights.rewind_support.notice or "")
+    weights.close()

@@ -24,7 +24,7 @@ from outrider.core.contracts import Drafter
 from outrider.core.data import Completion, Grammar, Request, StepRecord
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
-from outrider.engine.tiers.store import TierCounts
+from outrider.engine.tiers import TierCounts
 from outrider.policy.fixed import FixedPolicy
 from outrider.server.metrics import Metrics
 from outrider.server.worker import WorkerState

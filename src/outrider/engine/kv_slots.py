@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.core.contracts import Model, Vocabulary
-from outrider.core.data import DraftWork, Request
+from outrider.core.data import Request
 from outrider.core.errors import RewindUnsupported
 from outrider.core.sequences import common_prefix
 from outrider.engine.sequence import RunningRequest, num_missing
-from outrider.engine.tiers.store import KvTiers, Reading
+from outrider.engine.tiers import KvTiers, Reading
 
 if TYPE_CHECKING:
     from outrider.drafters.model import ModelDrafter
@@ -52,14 +52,11 @@ class Slots:
 
     A slot that is given back keeps its KV for requests of the same scope, which go on from it, or copy the
     beginning that they share with it: of a running request, too. Where slots or cells are short, what was
-    used longest ago is evicted. `capacity_tokens` is never exceeded; tokens that sequences share are counted
-    for each of them.
+    used longest ago is evicted; tokens that sequences share are counted for each of them. Since attention
+    runs over all cells, how much is kept follows how much of the prompts could be reused lately.
 
-    What is kept makes every prompt slower to read, since attention runs over all cells: how much is kept
-    follows how much of the prompts could be reused lately, from what is kept and from what was evicted.
-
-    A `store`, if any, gets what is evicted, and gives it back where that is faster than reading it again. If
-    all calls are slower for what is kept, it gets that as soon as a request runs.
+    A `store`, if any, gets what is evicted, and gives it back. If all calls are slower for what is kept, it
+    gets that as soon as a request runs.
     """
 
     def __init__(self, target: Model, store: KvTiers | None = None) -> None:
@@ -193,8 +190,7 @@ class Slots:
         return slot
 
     def _restored(self, request: Request) -> int | None:
-        """A slot with what the store has of a prompt; None where it has no more than is stored here, or
-        reading takes no longer."""
+        """A slot with what the store has of a prompt; None where it has hardly more than is stored here."""
         while self._store is not None and request.cache_prompt:
             if (found := self._store.find(*self._sought(request))) is None:
                 break
@@ -229,20 +225,14 @@ class Slots:
         shared = max([shared, *(common_prefix(tokens, request.prompt) for tokens in evicted)])
         self._reusable += _REUSE_RATE * (shared / len(request.prompt) - self._reusable)
 
-    def give_back(self, slot: int, *, cancelled: bool = False) -> None:
-        """The request on a slot has ended; what it stored is kept until the room is needed. Of one that was
-        cancelled, which hardly anybody goes on from, it is the first to go, and never exceeds the budget."""
+    def give_back(self, slot: int) -> None:
+        """The request on a slot has ended; what it stored is kept until the room is needed."""
         held = self._running.pop(slot)
         if self._target.length(slot):
             self._kept[slot] = held
         budget = max(_MIN_KEPT_TOKENS, self._reusable * self._target.capacity_tokens)
-        if cancelled and slot in self._kept:
-            self._kept.move_to_end(slot, last=False)
-        while sum(map(self._target.length, self._kept)) > budget:
-            oldest = next(iter(self._kept))
-            if len(self._kept) == 1 and not (cancelled and oldest == slot):
-                break
-            self._evict(oldest)
+        while len(self._kept) > 1 and sum(map(self._target.length, self._kept)) > budget:
+            self._evict(next(iter(self._kept)))
 
     def make_room(self, num_tokens: int) -> None:
         """Evict what ended requests left, the oldest first, until so many more tokens can be stored."""
@@ -294,7 +284,7 @@ class DraftKv:
 
     def begin(self, sequence: int, request: Request) -> None:
         """A request has begun on a sequence: what the store has of its prompt comes back, where that is more
-        than the model holds and faster than reading it."""
+        than the model holds."""
         if request.cache_prompt and (found := self._store.find(*self._sought(request))) is not None:
             tokens = found.entry.text.tokens.tolist()
             self._drafter.take(sequence, tokens, lambda: self._store.restore(found, sequence))
@@ -307,10 +297,6 @@ class DraftKv:
         held = self._drafter.num_shared(request.scope, tokens)
         return request.scope, tokens, held, self._drafter.model.context_length
 
-    def note(self, work: DraftWork) -> None:
-        if work.prefill_calls:
-            self._store.note_read(work.prefill_tokens, work.prefill_s)
-
     def reset(self, *, texts: bool) -> None:
         """The model forgets all; with `texts` the store, too, else that gets it."""
         if texts:
@@ -319,46 +305,29 @@ class DraftKv:
             self.keep()
 
 
-# Text that was generated, found again in the next turn's prompt. A client sends an answer back as text. Its
-# tokenization need not be the one that was generated: a constraint forces other splits, and a sampled one may
-# be any. Where both spell the same, the tokens that were served are the ones whose KV is stored.
+# A client sends an answer back as text, whose tokenization need not be the one that was generated. Where both
+# spell the same, the tokens that were served are the ones whose KV is stored.
 
 
 def respelled(
     prompt: Sequence[int], served: Sequence[int], vocabulary: Vocabulary
 ) -> tuple[tuple[int, ...], int, int]:
-    """A prompt whose beginning has the tokens of a text that was `served`, as far as both spell the same; how
-    many tokens of it that is, and how many of these are not the prompt's own."""
-    at, served_at, num_other = 0, 0, 0
+    """A prompt whose beginning has the tokens of a `served` text, as far as both spell the same (control
+    tokens spell nothing), how many tokens of it that is, and how many of these are not the prompt's own."""
+    at = served_at = same_at = same_served = num_other = 0
+    mine = its = b""  # what one of them has spelled beyond the other
     while True:
-        equal = common_prefix(prompt[at:], served[served_at:])
-        at, served_at = at + equal, served_at + equal
-        pair = _same_text(prompt, at, served, served_at, vocabulary)
-        if pair is None:
-            return (*served[:served_at], *prompt[at:]), served_at, num_other
-        num_other += pair[1] - served_at
-        at, served_at = pair
-
-
-def _same_text(
-    one: Sequence[int], at: int, other: Sequence[int], other_at: int, vocabulary: Vocabulary
-) -> tuple[int, int] | None:
-    """Where two texts that differ from here on have spelled the same again, in tokens of each; None where
-    they do not. Control tokens spell nothing."""
-    mine, its = bytearray(), bytearray()
-    """what one of them has spelled beyond the other"""
-    while True:
+        if not (mine or its):
+            num_other += served_at - same_served
+            equal = common_prefix(prompt[at:], served[served_at:])
+            at, served_at = same_at, same_served = at + equal, served_at + equal
+        text, place = (prompt, at) if its else (served, served_at)
+        piece = vocabulary.piece(text[place]) if place < len(text) else b""
         if its:
-            piece = vocabulary.piece(one[at]) if at < len(one) else b""
-            mine += piece
-            at += 1
+            mine, at = mine + piece, at + 1
         else:
-            piece = vocabulary.piece(other[other_at]) if other_at < len(other) else b""
-            its += piece
-            other_at += 1
+            its, served_at = piece, served_at + 1
         shared = min(len(mine), len(its))
         if not piece or mine[:shared] != its[:shared]:
-            return None
-        del mine[:shared], its[:shared]
-        if not (mine or its):
-            return at, other_at
+            return (*served[:same_served], *prompt[same_at:]), same_served, num_other
+        mine, its = mine[shared:], its[shared:]

@@ -20,11 +20,8 @@ _MAX_SEEN = 16
 
 
 class PreferredTokenization:
-    """Which token a model chooses where a constraint forces a certain text, over all its requests.
-
-    The tokenizer has one canonical tokenization of a text. A model may prefer other tokens for the same
-    text (`"` and `:` instead of `":`), and mostly does so again.
-    """
+    """Which token a model chooses where a constraint forces a certain text, over all its requests: it may
+    prefer others than the canonical ones (`"` and `:` instead of `":`), and mostly does so again."""
 
     def __init__(self) -> None:
         self._chosen: defaultdict[int, Counter[int]] = defaultdict(Counter)
@@ -254,8 +251,9 @@ class ThoughtLimit:
         """Whether a character or the closing marker has begun and may yet be completed."""
         if any(tail.endswith(self._closer[:i]) for i in range(1, len(self._closer))):
             return True
+        start = next((i for i, byte in enumerate(tail) if byte & 0xC0 != 0x80), len(tail))
         try:
-            tail[_first_character(tail) :].decode()
+            tail[start:].decode()
         except UnicodeDecodeError as error:
             return error.reason == "unexpected end of data"
         return False
@@ -310,7 +308,3 @@ class ThoughtLimit:
         if begun.startswith(self._opener):
             return _State("inside", begun[len(self._opener) :], spent)
         return _State("before" if self._opener.startswith(begun) else "over", begun, spent)
-
-
-def _first_character(data: bytes) -> int:
-    return next((i for i, byte in enumerate(data) if byte & 0xC0 != 0x80), len(data))

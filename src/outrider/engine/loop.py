@@ -1,19 +1,15 @@
-"""Sequences in, one target call a step for all of them, tokens out.
-
-The life of a step: the policy collects drafts; the target evaluates every sequence's last token and
-draft (or a chunk of its prompt) in one call; the verification rule accepts a prefix of each draft; the
-tokens are committed, the KV is rewound to them, and the step is recorded.
-
-After each step, for every sequence that decodes: the target stores the committed tokens but the last (fewer
-where it lost some with a rejected draft: `core.contracts.Rewinding`), and drafters have observed exactly the
-committed tokens.
-"""
+"""Sequences in, one target call a step for all of them, tokens out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import math
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
+from types import FrameType
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -22,10 +18,8 @@ from outrider.core.contracts import Constraint, Drafter, Drafters, DraftRequest,
 from outrider.core.data import Completion, Draft, Grammar, Piece, Request, Update
 from outrider.core.errors import ConstraintError, InputError, PromptError
 from outrider.core.notices import notify
-from outrider.engine.interrupts import deferred
 from outrider.engine.kv_slots import DraftKv, Slots, rewind
 from outrider.engine.limits import PreferredTokenization, limits_of
-from outrider.engine.prefill import MAX_TOKENS, PATIENT_STEPS, Pace, chunks
 from outrider.engine.sequence import (
     RunningRequest,
     Shared,
@@ -34,7 +28,6 @@ from outrider.engine.sequence import (
     commit,
     complete,
     decodes,
-    fail,
     num_missing,
     reading,
     record_of,
@@ -44,7 +37,7 @@ from outrider.engine.sequence import (
     with_draft,
 )
 from outrider.engine.text import TextStream
-from outrider.engine.tiers.store import KvTiers, Reading
+from outrider.engine.tiers import KvTiers, Reading
 from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import RequestSampler
 from outrider.verify import Verifier
@@ -52,13 +45,25 @@ from outrider.verify import Verifier
 if TYPE_CHECKING:
     from outrider.drafters.model import ModelDrafter
 
+MAX_TOKENS = 256
+"""Prompt tokens per call on a processor: enough to run at full speed, few enough to stay interruptible."""
+
+_MIN_TOKENS = 16
+"""Fewer would read a prompt no sooner: the tokens of a call share the reading of the weights."""
+
+GAP_STEPS = 5.0
+"""Where sequences decode, a step takes no longer than so many plain ones of theirs, if nothing else is asked
+(benchmarks/serve)."""
+
+_RATE = 0.3
+"""weight of the last call in what is known of their times"""
+
 
 class Engine:
     """Runs requests on a target model with any number of drafters.
 
-    `drafters` are asked by `policy`; without a policy the drafts are of fixed length. A target
-    that cannot rewind decodes plainly, and a notice says so. `verifier` makes each request's
-    verification rule from its settings and seed, `constrain` the constraint of a request's grammar.
+    `drafters` are asked by `policy`; without a policy the drafts are of fixed length. `verifier` makes each
+    request's verification rule from its settings and seed, `constrain` the constraint of a grammar.
     `preferred` is what was learned about the target's tokens for forced text. At most `max_running`
     requests run at once (None: as many as the target has sequences); the other sequences keep KV. Where
     several run, no step is to be longer than `max_gap_s` (`Pace`); a call reads at most `prompt_tokens` of
@@ -86,7 +91,6 @@ class Engine:
         self._running: list[RunningRequest] = []
         self._draft_kv_store = draft_kv_store
         self.equip(drafters, policy)
-        self._kv_store = kv_store
         self.slots = Slots(target, kv_store)
         self._pace = Pace(max_gap_s, prompt_tokens)
         self._num_submitted = 0
@@ -237,9 +241,7 @@ class Engine:
 
     def _release(self, sequence: RunningRequest) -> None:
         self._running.remove(sequence)
-        # One that went on from an earlier text may be asked again in other words.
-        is_new = 2 * sequence.reused_tokens < len(sequence.request.prompt)
-        self.slots.give_back(sequence.slot, cancelled=is_new and sequence.finish_reason == "cancelled")
+        self.slots.give_back(sequence.slot)
         for drafter in self._drafters_of(sequence):
             drafter.end(sequence.slot)
 
@@ -299,8 +301,6 @@ class Engine:
             self._num_steps += 1
             num_read = shared.batch_tokens - shared.num_decoding - shared.num_drafted
             self._pace.note(shared.num_decoding, shared.num_drafted, num_read, shared.verify_s)
-            if self._kv_store is not None and any(plan.reads for plan in plans):
-                self._kv_store.note_read(shared.batch_tokens, shared.verify_s)
             # All verdicts before the first commit: bad logits leave every request as it was.
             verified = [verify(plan, row) for plan, row in zip(plans, rows, strict=True)]
             updates = [self._commit(p, v, shared) for p, v in zip(plans, verified, strict=True)]
@@ -345,8 +345,7 @@ class Engine:
         if num_decoding:
             room -= room // 2
         missing = {i: unread(self.target, s) for i, s in enumerate(sequences)}
-        is_late = len(sequences[0].updates) >= PATIENT_STEPS
-        sizes = chunks(missing, min(room, self._pace.tokens(num_decoding)), is_late=is_late)
+        sizes = chunks(missing, min(room, self._pace.tokens(num_decoding)))
         spare = min(self.target.max_batch_tokens - sum(sizes.values()), self.target.max_rows) - num_decoding
         return [
             reading(self.target, sequences[i], size, spare > n) for n, (i, size) in enumerate(sizes.items())
@@ -393,8 +392,6 @@ class Engine:
             others = num_tokens - len(requests)
             offers, shared.work = self.policy.propose(self._asked, list(requests.values()), others)
             drafts = dict(zip(requests, offers, strict=True))
-            if self._draft_kv is not None:
-                self._draft_kv.note(shared.work)
         shared.propose_s = perf_counter() - before
         return drafts
 
@@ -414,7 +411,8 @@ class Engine:
             except ConstraintError as lost:  # this request is over, the others go on
                 error = lost
             if error is not None and sequence.finish_reason is None:
-                pieces += fail(sequence, error)
+                sequence.error, sequence.finish_reason = error, "error"
+                pieces += sequence.text.flush()
             rewind(self.target, sequence.slot, len(sequence.tokens) - 1)
             sequence.sampler.accept(sequence.tokens[position:])
             if sequence.thought is not None and sequence.thought.is_over:
@@ -432,3 +430,108 @@ class Engine:
             sequence.error.text = "".join(update.text for update in sequence.updates)
             sequence.error.tokens = tuple(sequence.tokens[len(sequence.request.prompt) :])
         return update
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Ctrl-C between steps, since what a step changes it changes whole: within the block a first one is
+    noted, and KeyboardInterrupt is raised at its end; a second one is raised at once.
+
+    Only the main thread gets it; and where the program handles the signal itself, nothing changes.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    is_noted = False
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_noted
+        if is_noted:
+            raise KeyboardInterrupt
+        is_noted = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if is_noted:
+            raise KeyboardInterrupt
+
+
+# How prompts are read beside sequences that decode: in chunks, so that none waits long
+
+
+class Pace:
+    """How long a step may take where sequences wait for their next tokens, and how many prompt tokens that
+    leaves room for, by what the last calls took. `max_gap_s`: the longest step; None: `GAP_STEPS` plain
+    ones. A chunk of `_MIN_TOKENS` is read in any case, one of `most_tokens` at most."""
+
+    def __init__(self, max_gap_s: float | None = None, most_tokens: int = MAX_TOKENS) -> None:
+        self._max_gap_s = max_gap_s
+        self._most_tokens = most_tokens
+        self._token_s: float | None = None
+        self._plain_s: dict[int, float] = {}
+        """a plain step, by the number of tokens that are decoded in it"""
+
+    def gap_s(self, num_decoding: int) -> float:
+        """The longest that a step should take in which so many tokens are decoded; infinite as long as none
+        was seen that read no prompt."""
+        plain_s = self._plain_step_s(num_decoding)
+        if self._max_gap_s is not None:
+            return max(self._max_gap_s, plain_s or 0.0)
+        return math.inf if plain_s is None else GAP_STEPS * plain_s
+
+    def tokens(self, num_decoding: int) -> int:
+        """Prompt tokens for the next call. Half of the time that it may take beyond a plain step is left for
+        drafts."""
+        if not num_decoding:
+            return self._most_tokens
+        gap_s = self.gap_s(num_decoding)
+        if self._token_s is None or math.isinf(gap_s):
+            return _MIN_TOKENS * 4
+        added_s = (gap_s - (self._plain_step_s(num_decoding) or 0.0)) / 2
+        return min(max(int(added_s / self._token_s), _MIN_TOKENS), self._most_tokens)
+
+    def note(self, num_decoding: int, num_drafted: int, num_read: int, seconds: float) -> None:
+        """A call took so long in which so many tokens were decoded plainly, and so many of drafts and of
+        prompts came with them."""
+        plain_s, num_added = self._plain_step_s(num_decoding) or 0.0, num_drafted + num_read
+        if not num_added:
+            self._plain_s[num_decoding] = _mean(self._plain_s.get(num_decoding), seconds)
+        elif not num_read:  # there may be drafts in every call, and without them it takes no longer
+            self._plain_s[num_decoding] = min(self._plain_s.get(num_decoding, seconds), seconds)
+        elif num_added >= _MIN_TOKENS and seconds > plain_s:
+            self._token_s = _mean(self._token_s, (seconds - plain_s) / num_added)
+
+    def _plain_step_s(self, num_decoding: int) -> float | None:
+        """Of that many, or of the number nearest to it that was seen."""
+        if not num_decoding or not self._plain_s:
+            return None
+        return self._plain_s[min(self._plain_s, key=lambda seen: (abs(seen - num_decoding), seen))]
+
+
+def _mean(before: float | None, now: float) -> float:
+    return now if before is None else before + _RATE * (now - before)
+
+
+def chunks(unread: Mapping[int, int], room: int) -> dict[int, int]:
+    """How many tokens of each prompt to read in one call of `room` tokens; `unread` is in the order of
+    arrival.
+
+    The oldest gets half, so that none waits for ever; the rest goes to those that are nearest to their first
+    token, which makes the mean wait shortest.
+    """
+    shares: dict[int, int] = {}
+    if room <= 0 or not unread:
+        return shares
+    oldest = next(iter(unread))
+    if len(unread) > 1:
+        shares[oldest] = min(unread[oldest], (room + 1) // 2)
+        room -= shares[oldest]
+    for key in sorted(unread, key=lambda k: unread[k]):
+        more = min(unread[key] - shares.get(key, 0), room)
+        shares[key] = shares.get(key, 0) + more
+        room -= more
+    return {key: shares[key] for key in unread if shares.get(key)}

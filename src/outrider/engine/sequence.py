@@ -134,19 +134,14 @@ def complete(sequence: RunningRequest) -> Completion:
         seed=sequence.seed,
         rule=sequence.verifier.name,
         records=tuple(update.record for update in sequence.updates),
-        is_complete=_is_complete(sequence),
+        # A stop string cuts off what the constraint has seen.
+        is_complete=sequence.constraint is None
+        or (sequence.text.stopped is None and sequence.constraint.is_accepted),
         stop=sequence.text.stopped,
         respelled_tokens=sequence.request.respelled_tokens,
         kinds=sequence.text.kinds,
         rest=sequence.unshown,
     )
-
-
-def _is_complete(sequence: RunningRequest) -> bool:
-    """Whether the text is a whole one: a stop string cuts off what the constraint has seen."""
-    if sequence.constraint is None:
-        return True
-    return sequence.text.stopped is None and sequence.constraint.is_accepted
 
 
 # What a sequence puts into a call. A target may have lost tokens with a rejected draft (`Rewinding`): these
@@ -271,12 +266,6 @@ def _finish_reason(sequence: RunningRequest, token: int, target: Model) -> Finis
     if len(sequence.tokens) >= target.context_length:
         return "context"
     return None
-
-
-def fail(sequence: RunningRequest, error: OutriderError) -> list[Piece]:
-    """End a request that cannot go on; what was produced stays."""
-    sequence.error, sequence.finish_reason = error, "error"
-    return sequence.text.flush()
 
 
 def record_of(plan: StepPlan, step: int, position: int, verified: Verified, shared: Shared) -> StepRecord:

@@ -14,14 +14,9 @@ class TextStream:
     """The text of one generation in pieces, released as soon as they can no longer change.
 
     Held back are the bytes of an unfinished character, what a reader of the answer is not certain of, and
-    content that may still turn out to be the start of a stop string. All releases joined, `flush`
-    included, are the answer up to the stop string that starts first in the content, however the tokens
-    cut that text; bytes that are not UTF-8 become U+FFFD. Where one stop string is complete while
-    one that started earlier may still become so, the stream waits for the earlier one. A stop string has no
-    reasoning or call in it.
-
-    A token is in the piece that has the first character of it that is shown, with a character that
-    is cut into bytes in the piece of that.
+    content that may still turn out to be the start of a stop string: of several the one that starts first
+    ends the text, and it has no reasoning or call in it. Bytes that are not UTF-8 become U+FFFD. A token is
+    in the piece that has the first character of it that is shown.
 
     `visible` are control tokens that are shown as they are spelled; all others add nothing. Without a
     `reader` all is content.

@@ -32,7 +32,7 @@ from outrider.core.settings import (
     Template,
     Verbose,
 )
-from outrider.engine.tiers.disk import Disk
+from outrider.engine.tiers import Disk
 from outrider.models.reference import is_companion, is_sidecar
 from outrider.session.options import Keeping
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from outrider.core.data import Completion, Request, Update
 from outrider.core.errors import BackendError, OutriderError
 from outrider.costs.other_programs import OtherPrograms
-from outrider.engine.tiers.store import Reading, TierCounts
+from outrider.engine.tiers import Reading, TierCounts
 from outrider.server.errors import Problem
 
 if TYPE_CHECKING:

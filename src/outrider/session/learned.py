@@ -28,8 +28,7 @@ from outrider.core.params import Drafting
 from outrider.costs.calibrate import Rows
 from outrider.costs.other_programs import OtherPrograms
 from outrider.costs.store import BUSY, ESTIMATED, PairCosts, store_refined
-from outrider.engine.tiers.disk import Disk
-from outrider.engine.tiers.store import KvTiers
+from outrider.engine.tiers import Disk, KvTiers
 from outrider.models.cache import fingerprint, is_first_today, read_entry, write_entry
 from outrider.models.hub import cache_dir
 from outrider.policy.auto import AutoPolicy

@@ -25,7 +25,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.registry import build_drafters
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
-from outrider.engine.tiers.store import KvTiers
+from outrider.engine.tiers import KvTiers
 from outrider.models.chat import ChatTemplate
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy

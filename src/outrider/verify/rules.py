@@ -65,10 +65,6 @@ def residual(target: Distribution, draft: Distribution, scale: float = 1.0) -> D
     return Distribution(target.tokens[kept], left[kept] / total)
 
 
-def _offered(draft: Draft) -> Sequence[Distribution]:
-    return draft.probs or [point_mass(token) for token in draft.tokens]
-
-
 def verify_tokens(target: Sequence[Distribution], draft: Draft, rng: np.random.Generator) -> Verdict:
     """Verify token by token. Each uniform is used once: one for a decision that is not certain,
     one for a token that is drawn from more than one candidate."""
@@ -113,7 +109,8 @@ def verify_block(target: Sequence[Distribution], draft: Draft, rng: np.random.Ge
 
     Each uniform is used once, as in `verify_tokens`.
     """
-    offered, tokens = _offered(draft), draft.tokens
+    tokens = draft.tokens
+    offered = draft.probs or [point_mass(token) for token in tokens]
     ratios = block_ratios(target, tokens, offered)
     for i in range(len(ratios) - 1, 0, -1):
         accept = block_accept(target, offered, ratios, i)

@@ -47,11 +47,8 @@ class Verifier:
         kind = "most likely drafts" if self._settings.draft_sampling == "greedy" else "sampled drafts"
         if self._chooses:
             kind = "the better of sampled and most likely drafts"
-        return {
-            "token": f"token-wise rejection, {kind}",
-            "block": f"block verification, {kind}",
-            "stable": f"seed-stable, {kind}",
-        }[self._rule]
+        rules = {"token": "token-wise rejection", "block": "block verification", "stable": "seed-stable"}
+        return f"{rules[self._rule]}, {kind}"
 
     @property
     def _chooses(self) -> bool:

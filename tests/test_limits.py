@@ -1,6 +1,8 @@
-"""Budgets of reasoning: the closing is forced where they are used up, whatever is drafted."""
+"""What limits a request. Budgets of reasoning: the closing is forced where they are used up, whatever is
+drafted. Forced text: it is drafted in the tokens that the model is known to prefer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -8,12 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from constrained import OneOf, Pieces
 from examples import examples
-from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
-from outrider.core.data import Grammar, Request, Thought
+from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
+from outrider.core.data import Grammar, Request, Row, Thought
 from outrider.core.params import SamplingParams
 from outrider.drafters.lookup import SuffixDrafter
-from outrider.engine.limits import ThoughtLimit
+from outrider.engine import Engine
+from outrider.engine.limits import PreferredConstraint, PreferredTokenization, ThoughtLimit
+from outrider.policy.fixed import FixedPolicy
 from outrider.session import Session
 from vocabularies import TableVocabulary, Token, bytes_and
 
@@ -72,11 +77,6 @@ def answer(vocabulary: Marked, text: str, thought: Thought, grammar: Grammar | N
     return vocabulary.text(completion.tokens).removesuffix("<eos>")
 
 
-def with_budget(thought: Thought, budget: int | None, **more: Any) -> Thought:
-    fields = {name: getattr(thought, name) for name in ("opener", "closer", "closing", "reopens")}
-    return Thought(**fields | more, budget=budget)
-
-
 @pytest.mark.parametrize("controls", [True, False])
 @pytest.mark.parametrize(
     ("budget", "expected"),
@@ -94,41 +94,41 @@ def test_the_closing_is_forced_when_the_budget_is_used_up(
 ) -> None:
     vocabulary = Marked(controls=controls)
     text = "<think>one two three</think>four"
-    assert answer(vocabulary, text, with_budget(THINK, budget)) == expected
-    opened = with_budget(THINK, budget, opened=True)
+    assert answer(vocabulary, text, replace(THINK, budget=budget)) == expected
+    opened = replace(THINK, budget=budget, opened=True)
     assert answer(vocabulary, text.removeprefix("<think>"), opened) == expected.removeprefix("<think>")
 
 
 def test_a_message_may_come_before_the_closing() -> None:
     vocabulary = Marked()
-    thought = with_budget(THINK, 3, closing=" Enough.</think>")
+    thought = replace(THINK, budget=3, closing=" Enough.</think>")
     text = "<think>one two Enough.</think>four"
     assert answer(vocabulary, text, thought) == "<think>one Enough.</think>four"
 
 
 def test_no_character_is_cut_and_a_marker_that_has_begun_is_completed() -> None:
     vocabulary = Marked()
-    assert answer(vocabulary, "<think>aé😀b</think>c", with_budget(THINK, 4)) == "<think>aé😀</think>c"
+    assert answer(vocabulary, "<think>aé😀b</think>c", replace(THINK, budget=4)) == "<think>aé😀</think>c"
     spelled = Marked(controls=False)
     text = "<think>ab</think>c"
-    assert answer(spelled, text, with_budget(THINK, 4)) == text
+    assert answer(spelled, text, replace(THINK, budget=4)) == text
 
 
 def test_only_reasoning_counts() -> None:
     vocabulary = Marked()
     for text in ("No thoughts, <think>as text</think> only.", " \n<think>a</think>" + "b" * 50):
-        assert answer(vocabulary, text, with_budget(THINK, 1)) == text
+        assert answer(vocabulary, text, replace(THINK, budget=1)) == text
 
 
 def test_channels_are_closed_and_do_not_reopen() -> None:
     vocabulary = Marked()
     head = "<|channel|>analysis<|message|>"
     text = f"{head}one two<|end|><|start|>assistant<|channel|>final<|message|>four"
-    assert answer(vocabulary, text, with_budget(CHANNELS, None)) == text
+    assert answer(vocabulary, text, replace(CHANNELS, budget=None)) == text
     cut = f"{head}one<|end|><|start|>assistant<|channel|>final<|message|>four"
-    assert answer(vocabulary, text, with_budget(CHANNELS, 3)) == cut
+    assert answer(vocabulary, text, replace(CHANNELS, budget=3)) == cut
     # Two messages of reasoning share the budget, and no third begins.
-    limit = ThoughtLimit(with_budget(CHANNELS, 3), vocabulary)
+    limit = ThoughtLimit(replace(CHANNELS, budget=3), vocabulary)
     said = f"{head}on<|end|><|start|>assistant{head}e"
     limit.accept(vocabulary.tokenize(said, parse_special=True))
     assert vocabulary.text(limit.forced(())) == "<|end|><|start|>assistant"
@@ -140,13 +140,13 @@ def test_channels_are_closed_and_do_not_reopen() -> None:
 def test_a_grammar_holds_beside_it() -> None:
     vocabulary = Marked()
     grammar = Grammar("regex", "[0-9]{2}", after="</think>")
-    found = answer(vocabulary, "<think>one two three</think>42", with_budget(THINK, 3), grammar)
+    found = answer(vocabulary, "<think>one two three</think>42", replace(THINK, budget=3), grammar)
     assert found == "<think>one</think>42"
     # Where the grammar does not allow the closing, it is not forced.
     never = Grammar("regex", "<think>[a-z ]*")
     spelled = Marked(controls=False)
     text = "<think>one two"
-    assert answer(spelled, text, with_budget(THINK, 3), never) == text
+    assert answer(spelled, text, replace(THINK, budget=3), never) == text
 
 
 @given(
@@ -174,7 +174,7 @@ def test_the_text_is_that_of_plain_decoding(
     texts = []
     for drafts in (True, False):
         with session_of(vocabulary, next_logits, drafts=drafts) as session:
-            thought = with_budget(THINK, budget, opened=opened)
+            thought = replace(THINK, budget=budget, opened=opened)
             request = Request((1, *marks), sampling, max_tokens=40, thought=thought, speculate=drafts)
             completion = session.engine.generate(request)
             texts.append(completion.tokens)
@@ -192,10 +192,115 @@ def test_the_closing_is_drafted() -> None:
     vocabulary = Marked(controls=False)
     text = "<think>" + "".join(map(chr, range(97, 117))) + "</think>four"
     with session_of(vocabulary, saying(vocabulary, text), drafts=False) as session:
-        request = Request((1,), GREEDY, max_tokens=200, thought=with_budget(THINK, 5))
+        request = Request((1,), GREEDY, max_tokens=200, thought=replace(THINK, budget=5))
         completion = session.engine.generate(request)
     assert vocabulary.text(completion.tokens) == "<think>abcde</think>four<eos>"
     steps = [record for record in completion.records if record.kind == "decode"]
     closing = next(record for record in steps if "grammar" in record.draft.sources)
     assert closing.num_accepted == len("</think>") == len(closing.draft)
     assert all(record.constraint_s == 0 for record in steps[-3:]), "what is over costs nothing"
+
+
+# Forced text in the tokens that a model prefers
+
+WORDS = Pieces("a", "b", "c", "ab", "bc", "cab")
+A, B, C, AB, BC, CAB = range(6)
+TEXT = "abcabcabcabc"
+REQUEST = Request((0,), GREEDY, 30, grammar=Grammar("choice"))
+
+
+def prefers(*tokens: int) -> NextLogits:
+    """A model that likes these tokens best, whatever the text."""
+
+    def logits(_text: object) -> Row:
+        row = np.zeros(WORDS.size, dtype=np.float32)
+        row[list(tokens)] = 9
+        return row
+
+    return logits
+
+
+def preferring(*tokens: int, **settings: bool) -> Engine:
+    target = FakeModel(WORDS, prefers(*tokens))
+    return Engine(target, [], FixedPolicy(), constrain=lambda _: OneOf(WORDS, [TEXT], **settings))
+
+
+def test_a_habit_is_learned_within_a_text_and_kept_for_the_next() -> None:
+    small = preferring(A, B, C)
+    first, second = small.generate(REQUEST), small.generate(REQUEST)
+    assert first.tokens == second.tokens == (A, B, C) * 4
+    calls = [sum(r.kind == "decode" for r in run.records) for run in (first, second)]
+    assert calls[1] == 1 < calls[0] < 8
+    plain = small.generate(replace(REQUEST, speculate=False))
+    assert plain.tokens == first.tokens
+
+
+def test_the_usual_tokens_stay_where_the_model_takes_them() -> None:
+    usual = preferring(AB, CAB)
+    completion = usual.generate(REQUEST)
+    assert completion.tokens == (AB, CAB, CAB, CAB, C)
+    assert sum(r.kind == "decode" for r in completion.records) == 1
+
+
+def test_habits_change() -> None:
+    spelling = PreferredTokenization()
+    for _ in range(100):
+        spelling.note(AB, A)
+    assert spelling.preferred(AB) == A
+    for _ in range(20):
+        spelling.note(AB, AB)
+    assert spelling.preferred(AB) == AB
+    spelling.note(BC, B)
+    assert spelling.preferred(BC) == B
+    spelling.forget()
+    assert spelling.preferred(BC) == BC
+
+
+@given(
+    notes=st.lists(st.tuples(st.sampled_from(range(6)), st.sampled_from(range(6)))),
+    drafted=st.sampled_from([(), (A,), (AB,), (A, B)]),
+)
+def test_whatever_was_learned_forced_tokens_spell_the_forced_text(
+    notes: list[tuple[int, int]], drafted: tuple[int, ...]
+) -> None:
+    spelling, inner = PreferredTokenization(), OneOf(WORDS, [TEXT])
+    for usual, chosen in notes:
+        spelling.note(usual, chosen)
+    tokens = PreferredConstraint(inner, spelling).forced(drafted)
+    assert WORDS.text((*drafted, *tokens)) == TEXT
+    assert inner.permits(drafted, tokens) == len(tokens) and not inner.final
+
+
+def test_nothing_is_forced_where_the_constraint_forces_nothing() -> None:
+    assert PreferredConstraint(OneOf(WORDS, [TEXT], forcing=False), PreferredTokenization()).forced(()) == ()
+    assert PreferredConstraint(OneOf(WORDS, ["ab", "cab"]), PreferredTokenization()).forced(()) == ()
+
+
+class Counting(OneOf):
+    """Counts how often it is asked what is forced."""
+
+    num_forced = 0
+
+    def forced(self, drafted: Sequence[int]) -> tuple[int, ...]:
+        self.num_forced += 1
+        return super().forced(drafted)
+
+
+def test_a_long_forced_text_is_not_worked_out_anew_at_every_token() -> None:
+    counting = Counting(WORDS, [TEXT * 8])
+    spelled = PreferredConstraint(counting, PreferredTokenization())
+    usual = spelled.forced(())
+    assert len(usual) > 20
+    counting.num_forced = 0
+    spelled.accept(usual)
+    assert counting.num_forced == 1 and spelled.is_complete
+
+
+def test_no_more_of_a_forced_text_is_worked_out_than_a_call_can_check() -> None:
+    spelling = PreferredTokenization()
+    spelling.note(CAB, C)
+    counting = Counting(WORDS, [TEXT * 8])
+    whole = PreferredConstraint(counting, spelling).forced(())
+    first = Counting(WORDS, [TEXT * 8])
+    assert PreferredConstraint(first, spelling, longest=6).forced(()) == whole[:6] and len(whole) > 30
+    assert first.num_forced <= 6 < counting.num_forced

@@ -1,48 +1,267 @@
-"""Texts whose KV has left a model, in memory and on disk."""
+"""Texts whose KV has left a model, in memory and on disk.
+
+On disk they are files of one user's texts, private, written whole or not at all, never trusted unread. A
+file is a mark of the format, the length of its head, the head (JSON), its tag, the data, and their tag. The
+tags are HMAC-SHA-256 under a secret that lies beside the files. What was made for another model, library or
+load options (the `identity` of a disk) has another tag, and so does what anybody changed.
+"""
 
 from __future__ import annotations
 
+import hmac
+import json
 import logging
-from collections.abc import Callable, Sequence
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_bytes
 from threading import Lock
-from time import monotonic, perf_counter
-from typing import NamedTuple
+from time import monotonic
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
+import numpy.typing as npt
 
-from outrider.core.contracts import SavedState, SavingModel
-from outrider.core.errors import BackendError
-from outrider.engine.tiers.disk import Disk, SavedText, Tokens
+from outrider.core.contracts import Extent, SavedState, SavingModel
+from outrider.core.errors import BackendError, SettingError
+from outrider.core.files import PARTIAL, parse_json, reason_of, write_private
+from outrider.core.notices import notify
 
 _log = logging.getLogger(__name__)
 
+_SUFFIX = ".kv"
+_MARK = b"outrider kv\n"
+_VERSION = b"0001"
+_KEY_BYTES = 32
+_TAG_BYTES = 32
+_MAX_HEAD_BYTES = 64 * 2**20
+_HEAD_BYTES = 512
+"""about what a head has besides its tokens"""
+_ABANDONED_S = 3600.0
+"""A partial file that nobody has written to for so long was left by a program that died."""
+
 _MAX_WAITING = 2
 """Copies that wait to be written: where the disk is slower than texts come, some are not written."""
-_DECAY = 0.9
-"""weight of all earlier observations beside the last one"""
+_MIN_TOKENS = 64
+"""Fewer are read again."""
 
-Reading = Future[tuple[SavedState | None, float]]
-"""What a thread reads from a file (None where it is of no use), and the seconds that it took. As long as this
-is held the copy stays at hand, and nothing removes its file."""
+Tokens = npt.NDArray[np.int32]
 
 
-@dataclass(slots=True)
-class _Rate:
-    """Seconds of a unit, by what real calls took: the last ones weigh most."""
+class _Unusable(Exception):
+    """A file that is not used; the message says why."""
 
-    units: float = 0.0
-    seconds: float = 0.0
 
-    def note(self, units: float, seconds: float) -> None:
-        self.units = self.units * _DECAY + units
-        self.seconds = self.seconds * _DECAY + seconds
+@dataclass(frozen=True, slots=True)
+class SavedText:
+    """A text and how much of it a copy holds; `scope` is the digest of its cache namespace."""
 
-    def of(self, units: float, unknown: float) -> float:
-        """Seconds of so many units; so much a unit where nothing is known."""
-        return units * (self.seconds / self.units if self.units else unknown)
+    scope: str
+    tokens: Tokens
+    extent: Extent
+
+    @classmethod
+    def of(cls, head: dict[str, Any]) -> SavedText:
+        extent = Extent(head["length"], head["any_from"], tuple(head["checkpoints"]))
+        return cls(head["scope"], np.array(head["tokens"], np.int32), extent)
+
+    def head(self) -> dict[str, Any]:
+        extent = self.extent
+        return {
+            "scope": self.scope,
+            "length": extent.length,
+            "any_from": extent.any_from,
+            "checkpoints": extent.checkpoints,
+            "tokens": self.tokens.tolist(),
+        }
+
+
+class Disk:
+    """Texts in a folder, `max_bytes` at most, files of other models among them. Created where it does not
+    exist; raises SettingError where it cannot be used."""
+
+    def __init__(self, path: Path, identity: str, max_bytes: int) -> None:
+        self.path = path
+        self._max_bytes = max_bytes
+        self._is_failing = False
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._secret = _secret_in(path)
+        except OSError as error:
+            way_out = "Name a folder that you can write to (--cache-dir)."
+            raise SettingError(str(path), reason_of(error), way_out) from None
+        self._identity = self.digest(identity)
+
+    def digest(self, text: str) -> str:
+        """A name for a text that says nothing about it to whoever lacks the secret."""
+        return hmac.digest(self._secret, text.encode("utf-8", "surrogatepass"), "sha256").hex()
+
+    def name_of(self, text: SavedText) -> str:
+        return f"{self._identity[:16]}-{self.digest(text.scope + text.tokens.tobytes().hex())[:32]}"
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(size for _, size, _ in self._files())
+
+    def found(self) -> Iterator[tuple[str, SavedText, int, int]]:
+        """Name, text, bytes of the state and of the file for each text that is there, the one that was used
+        longest ago first. Notices say what of the folder is not used; what a program that died has left is
+        removed."""
+        for path in self.path.glob(f"*{PARTIAL}"):
+            with suppress(OSError):  # its program is at work
+                if time.time() - path.lstat().st_mtime > _ABANDONED_S:
+                    path.unlink()
+        num_others = 0
+        for _, size, path in self._files():
+            if not path.name.startswith(self._identity[:16]):
+                num_others += 1
+                continue
+            try:
+                with _opened(path) as file:
+                    head, _ = self._head(file)
+                yield path.stem, SavedText.of(head), sum(head["sizes"]), size
+            except (OSError, _Unusable) as error:
+                notify(f"{path} is not used: {reason_of(error)}")
+        if num_others:
+            files = "1 file is" if num_others == 1 else f"{num_others} files are"
+            notify(f"{self.path}: {files} of another model, library or setting, and not used")
+
+    def read(self, name: str, text: SavedText) -> SavedState | None:
+        """The state of a text; None, with a line in the log, where the file is of no use."""
+        path = self._path(name)
+        try:
+            with _opened(path) as file:
+                head, tag = self._head(file)
+                if SavedText.of(head).head() != text.head():
+                    raise _Unusable("it is of another text")
+                data = np.empty(sum(head["sizes"]), np.uint8)
+                if file.readinto(data.data) != data.nbytes:
+                    raise _Unusable("it was cut short")
+                body = hmac.new(self._secret, tag, sha256)
+                body.update(data.data)
+                if not hmac.compare_digest(body.digest(), file.read(_TAG_BYTES)):
+                    raise _Unusable("its data was changed")
+            return SavedState(text.extent, tuple(np.split(data, np.cumsum(head["sizes"])[:-1])))
+        except FileNotFoundError:  # a server that shares the folder has made room
+            return None
+        except (OSError, _Unusable, MemoryError) as error:
+            _log.warning("%s is not used: %s", path, reason_of(error))
+            return None
+
+    def make_room(self, text: SavedText, state: SavedState, spared: Collection[str]) -> set[str] | None:
+        """Remove files, those used longest ago first, until there is room for a text, but none of `spared`;
+        returns their names. None, and nothing is removed, where there can be no room."""
+        needed = sum(part.nbytes for part in state.parts) + 12 * text.tokens.size + _HEAD_BYTES
+        files, removed = list(self._files()), set[str]()
+        total = needed + sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if total > self._max_bytes and path.stem not in spared:
+                removed.add(path.stem)
+                total -= size
+        if total > self._max_bytes:
+            return None
+        for name in removed:
+            self.remove(name)
+        return removed
+
+    def write(self, name: str, text: SavedText, state: SavedState) -> int:
+        """Write a text; returns the bytes of its file (0, with a line in the log, where that failed)."""
+        sizes = [part.nbytes for part in state.parts]
+        head = json.dumps({**text.head(), "sizes": sizes}, separators=(",", ":")).encode()
+        front = _MARK + _VERSION + len(head).to_bytes(8, "little") + head
+        tag = self._tag(front)
+        body = hmac.new(self._secret, tag, sha256)
+        for part in state.parts:
+            body.update(part.data)
+        try:
+            write_private(self._path(name), [front, tag, *(part.data for part in state.parts), body.digest()])
+        except OSError as error:
+            if not self._is_failing:
+                _log.warning("%s: KV is not written to disk: %s", self.path, reason_of(error))
+            self._is_failing = True
+            return 0
+        self._is_failing = False
+        return len(front) + sum(sizes) + 2 * _TAG_BYTES
+
+    def remove(self, name: str) -> None:
+        """Remove a text; harmless where it is gone."""
+        with suppress(OSError):
+            self._path(name).unlink()
+
+    def used(self, name: str) -> None:
+        with suppress(OSError):
+            os.utime(self._path(name))
+
+    def _path(self, name: str) -> Path:
+        return self.path / f"{name}{_SUFFIX}"
+
+    def _files(self) -> Iterator[tuple[int, int, Path]]:
+        """When each file was used last, its bytes, and its path; the oldest first."""
+        found = []
+        for path in self.path.glob(f"*{_SUFFIX}"):
+            with suppress(OSError):  # gone meanwhile
+                status = path.lstat()
+                found.append((status.st_mtime_ns, status.st_size, path))
+        yield from sorted(found)
+
+    def _tag(self, front: bytes) -> bytes:
+        return hmac.digest(self._secret, self._identity.encode() + front, "sha256")
+
+    def _head(self, file: Any) -> tuple[dict[str, Any], bytes]:
+        """What a file says of itself, its data unread, and the tag; the file's size is right."""
+        front = file.read(len(_MARK) + len(_VERSION) + 8)
+        if not front.startswith(_MARK):
+            raise _Unusable("it is of another kind")
+        if front[len(_MARK) :][: len(_VERSION)] != _VERSION:
+            raise _Unusable("another version wrote it")
+        num_bytes = int.from_bytes(front[-8:], "little")
+        if num_bytes > _MAX_HEAD_BYTES:
+            raise _Unusable("its head was changed")
+        text, tag = file.read(num_bytes), file.read(_TAG_BYTES)
+        if not hmac.compare_digest(self._tag(front + text), tag):
+            raise _Unusable("it is of another model, library or setting, or was changed")
+        head: dict[str, Any] = parse_json(text)  # our own, from here on
+        if os.fstat(file.fileno()).st_size != file.tell() + sum(head["sizes"]) + _TAG_BYTES:
+            raise _Unusable("it was cut short")
+        return head, tag
+
+
+def _opened(path: Path) -> Any:
+    """A regular file, open for reading; nothing that could keep a reader waiting."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _Unusable("it is not a regular file")
+    return open(handle, "rb")
+
+
+def _secret_in(folder: Path) -> bytes:
+    """The folder's secret, made where there is none. Raises OSError."""
+    path = folder / "secret"
+    with (
+        suppress(FileExistsError),
+        open(path, "xb", opener=lambda p, flags: os.open(p, flags, 0o600)) as file,
+    ):
+        file.write(token_bytes(_KEY_BYTES))
+    with path.open("rb") as file:
+        secret = file.read(_KEY_BYTES + 1)
+    if len(secret) != _KEY_BYTES:
+        raise OSError("its file 'secret' is damaged: remove it")
+    return secret
+
+
+# In memory and on disk
+
+Reading = Future[SavedState | None]
+"""What a thread reads from a file (None where it is of no use). As long as this is held the copy stays at
+hand, and nothing removes its file."""
 
 
 def _by_tier() -> dict[str, int]:
@@ -101,18 +320,15 @@ class _Found(NamedTuple):
     entry: _Entry
     state: SavedState
     tier: str
-    read_s: float
 
 
 class KvTiers:
     """Where texts go whose KV leaves a model, and come back from: `memory_bytes` in memory (0: none) and on
     `disk`, if any. Each cache namespace (`Request.scope`) finds its own alone. One thread calls all of it.
 
-    What is kept goes to both: memory is searched first, and files outlive the process. In each tier what was
-    used longest ago makes room, but no file that is read for a request that is to begin. Files are written by
-    a thread of their own and read by another; when the first does not keep up, some texts stay in memory
-    alone. A copy is made and restored only where that takes less time than reading the text again, by what
-    calls, copies and files took lately.
+    What is kept goes to both. In each tier what was used longest ago makes room, but no file that is read for
+    a request that is to begin. Files are written by a thread of their own and read by another; when the first
+    does not keep up, some texts stay in memory alone.
     """
 
     def __init__(
@@ -121,22 +337,16 @@ class KvTiers:
         *,
         memory_bytes: int = 0,
         disk: Disk | None = None,
-        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.model = model
-        self._clock = clock
         self._memory_bytes = memory_bytes
         self.disk = disk
         self._counts = TierCounts()
         self._entries: list[_Entry] = []
         self._lock = Lock()
-        self._reads = _Rate()
-        self._copies = {"memory": _Rate(), "disk": _Rate()}
-        self._token_bytes = _Rate()
         self._reader = ThreadPoolExecutor(1, "kv reader")
         self._writer = ThreadPoolExecutor(1, "kv writer")
         self._closing_until_s: float | None = None
-        self._is_closed = False
         for name, text, num_bytes, num_disk_bytes in disk.found() if disk is not None else ():
             self._entries.append(_Entry(text, num_bytes, name, None, num_disk_bytes))
 
@@ -148,30 +358,21 @@ class KvTiers:
         return replace(self._counts, num_bytes={"memory": memory, "disk": disk})
 
     def keep(self, sequence: int, scope: str, tokens: Sequence[int]) -> bool:
-        """Copy what a sequence stores: the first of these tokens. Nothing is done where that cannot be, or to
-        read them takes no longer than to restore them. False where the disk does not keep up, so that the
-        copy is in memory alone."""
+        """Copy what a sequence stores: the first of these tokens. False where the disk does not keep up, so
+        that the copy is in memory alone."""
         held: Tokens = np.array(tokens[: self.model.length(sequence)], np.int32)
         same = next((entry for entry in self._of(scope) if entry.covers(held)), None)
         if same is not None:
             same.used_s = monotonic()
             return self._is_written(same)
-        back_s = self._copies["memory" if self._memory_bytes else "disk"]
-        if self._reads.of(held.size, 1.0) <= back_s.of(self._token_bytes.of(held.size, 0.0), 0.0):
-            return True
-        before = self._clock()
         try:
             state = self.model.save(sequence)
         except (BackendError, MemoryError) as error:
             _log.warning("a text is not kept: %s", error or "there is no memory for it")
             return True
-        num_bytes = sum(part.nbytes for part in state.parts)
-        self._token_bytes.note(held.size, num_bytes)
-        if not self._copies["memory"].units:  # the way out is much like the way back
-            self._copies["memory"].note(num_bytes, self._clock() - before)
         text = SavedText(self._scope(scope), held, state.extent)
         name = self.disk.name_of(text) if self.disk else ""
-        entry = _Entry(text, num_bytes, name, state)
+        entry = _Entry(text, sum(part.nbytes for part in state.parts), name, state)
         self._counts.kept += 1
         is_written = self._is_written(entry, is_new=True)
         if self.disk is None:
@@ -185,19 +386,19 @@ class KvTiers:
         return 0 if best is None else best[1]
 
     def find(self, scope: str, tokens: Sequence[int], held: int, max_length: int) -> _Found | None:
-        """The copy of `max_length` tokens at most that spares most time to a request which has the KV of
-        `held` of these tokens already; None where evaluating them takes no longer."""
+        """The copy of `max_length` tokens at most that spares most tokens to a request which has the KV of
+        `held` of these already; None where none is worth it."""
         while (best := self._best(scope, tokens, held, max_length)) is not None:
             entry, usable = best
-            state, tier, read_s = entry.state, "memory", 0.0
+            state, tier = entry.state, "memory"
             if state is None:
                 reading = self._reading(entry)
                 if reading is None:
                     continue
-                (state, read_s), tier = reading.result(), "disk"
+                state, tier = reading.result(), "disk"
             if state is not None:
                 entry.used_s = monotonic()
-                return _Found(usable, entry, state, tier, read_s)
+                return _Found(usable, entry, state, tier)
             self._drop(entry)
         self._counts.misses += 1
         return None
@@ -230,14 +431,13 @@ class KvTiers:
     def restore(self, found: _Found, sequence: int) -> bool:
         """Let an empty sequence hold all that was found. False where it turns out to be of no use; the
         sequence is empty then."""
-        entry, before = found.entry, self._clock()
+        entry = found.entry
         try:
             self.model.restore(sequence, found.state)
         except BackendError as error:
             _log.warning("kept KV is not used: %s", error)
             self._drop(entry)
             return False
-        self._copies[found.tier].note(entry.num_bytes, found.read_s + self._clock() - before)
         if self.disk is not None and entry.num_disk_bytes:
             self.disk.used(entry.name)
         self._counts.hits[found.tier] += 1
@@ -256,28 +456,20 @@ class KvTiers:
                     self.disk.remove(entry.name)
             self._entries.clear()
 
-    def note_read(self, num_tokens: int, seconds: float) -> None:
-        """The model took so long to evaluate so many tokens of prompts."""
-        self._reads.note(num_tokens, seconds)
-
-    # What pays
+    # The index
 
     def _best(
         self, scope: str, tokens: Sequence[int], held: int, max_length: int
     ) -> tuple[_Entry, int] | None:
-        """The copy that spares most time, and how many of the text's tokens can be used of it."""
+        """The copy that spares most tokens, one at hand before others, and how many can be used of it."""
         text: Tokens = np.array(tokens, np.int32)
-        best, most_s = None, 0.0
-        for entry in self._of(scope):
-            usable = entry.text.extent.reach(_common(entry.text.tokens, text))
-            if usable > held and entry.text.extent.length <= max_length:
-                tier = self._copies["memory" if entry.is_at_hand else "disk"]
-                spared_s = self._reads.of(usable - held, 1.0) - tier.of(entry.num_bytes, 0.0)
-                if spared_s > most_s:
-                    best, most_s = (entry, usable), spared_s
-        return best
-
-    # The index
+        found = [
+            (entry, entry.text.extent.reach(_common(entry.text.tokens, text)))
+            for entry in self._of(scope)
+            if entry.text.extent.length <= max_length
+        ]
+        best = max(found, key=lambda one: (one[1], one[0].is_at_hand), default=None)
+        return best if best is not None and best[1] - held >= _MIN_TOKENS else None
 
     def _scope(self, scope: str) -> str:
         return self.disk.digest(scope) if self.disk else scope
@@ -321,10 +513,9 @@ class KvTiers:
                 entry.reading_ref = ref(reading)
             return reading
 
-    def _read_file(self, entry: _Entry) -> tuple[SavedState | None, float]:
+    def _read_file(self, entry: _Entry) -> SavedState | None:
         assert self.disk is not None
-        before = self._clock()
-        return self.disk.read(entry.name, entry.text), self._clock() - before
+        return self.disk.read(entry.name, entry.text)
 
     def _is_written(self, entry: _Entry, *, is_new: bool = False) -> bool:
         """See to it that an entry's file is there or will be, and that it is in the index if it `is_new`;
@@ -386,11 +577,7 @@ class KvTiers:
         self._closing_until_s = until_s
 
     def close(self) -> None:
-        """Write what memory alone has, as far as the time of `will_close` allows, and end the threads.
-        Closing twice is harmless."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        """Write what memory alone has, as far as the time of `will_close` allows, and end the threads."""
         self._closing_until_s = until_s = self._closing_until_s or 0.0
         self._reader.shutdown(wait=False, cancel_futures=True)
         if self.disk is not None:
