@@ -1,4 +1,4 @@
-"""Schemas in the Python API: what may be given, and what comes back. And Ctrl-C at any line of the library."""
+"""Schemas in the Python API: what may be given, and what comes back. Ctrl-C at any line of the library."""
 
 import json
 import os
