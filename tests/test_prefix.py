@@ -204,7 +204,7 @@ def test_the_next_turn_loses_nothing_of_what_was_generated(tmp_path: Path) -> No
             num_other += second.respelled_tokens
             given = session.generate(turn, max_tokens=2)
             assert (given.prompt_tokens, given.respelled_tokens) == (len(turn), 0), "tokens stay as they are"
-    assert num_other > 25
+    assert num_other > 15
 
 
 class Paired(ByteVocabulary):
