@@ -47,11 +47,8 @@ def setup(outrider: Call) -> Call:
 
 
 def test_a_build_is_asked_for_made_and_shown(machine: Machine, setup: Call) -> None:
-    before = setup()
-    assert before.status == 0
-    assert "outrider setup --native" in before.out
-    built = setup("--native")
-    assert built.status == 0
+    before, built = setup(), setup("--native")
+    assert before.status == built.status == 0 and "outrider setup --native" in before.out
     path = re.search(r"built and decodes \([\d.]+ [kM]B, compiled in [\d.]+ s\): (\S+)\n", built.out)
     assert path is not None and Path(path[1]).is_file()
     said = built.err.splitlines()
@@ -62,13 +59,8 @@ def test_a_build_is_asked_for_made_and_shown(machine: Machine, setup: Call) -> N
     ]
     assert path[1] in setup().out
     again = setup("--native")
-    assert again.status == 0
-    assert "there already" in again.out
+    assert again.status == 0 and "there already" in again.out
     assert len([one for one in machine.calls if "--dest" in one]) == 1
-
-
-def test_force_compiles_anew(machine: Machine, setup: Call) -> None:
-    setup("--native")
     assert "built and decodes" in setup("--native", "--force").out
     assert len([one for one in machine.calls if "--dest" in one]) == 2
     assert "Add --native" in refused(setup("--force"))
