@@ -209,9 +209,12 @@ class SequenceDraft:
         if offer.drawn_from is not None and not self._sampled_token_pays(offer.acceptance, average):
             return False
         self._average = average
-        self.tokens.append(self._chosen(offer))
-        self.tokens += self._forced(ids(self.tokens))[: max(self._costs.max_length - len(self.tokens), 0)]
-        self.suffix = self._look_up(ids(self.tokens))
+        chosen, guessed = self._chosen(offer), self.suffix[:1]
+        self.tokens.append(chosen)
+        more = self._forced(ids(self.tokens))[: max(self._costs.max_length - len(self.tokens), 0)]
+        self.tokens += more
+        is_guessed = not more and ids(guessed) == (chosen.token,)
+        self.suffix = self.suffix[1:] if is_guessed else self._look_up(ids(self.tokens))
         return len(self.tokens) < self._longest
 
     def _chosen(self, offer: DraftToken) -> DraftToken:
