@@ -4,8 +4,8 @@
 
 For each file a row `calls`: calls over 1 to 64 tokens as `outrider costs` measures them on a GPU, single
 tokens in runs of equal calls and the others right after these. A row `orders`: what each call takes in calls
-of several sizes after each other. Then a row `plain`: seconds a token of the same greedy text by the engine,
-with and without samplers in the graph, and by a loop of nothing but `llama_decode` and argmax, in turns.
+of several sizes after each other. Then a row `plain`: seconds a token of the same greedy text by the engine
+and by a loop of nothing but `llama_decode` and argmax, in turns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import ctypes
 import random
 import sys
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -66,25 +66,20 @@ ORDERS = (1, 1, 1, 4, 1, 1, 1), (4, 4, 4, 4), (4, 6, 4, 6), (8, 8, 8), (1, 1, 1,
 
 
 def orders(model: GgufModel, rounds: int) -> Row:
-    """Median seconds of each call, by sampler in the graph or (0) whole rows, and sizes."""
+    """Median seconds of each call, by their sizes."""
     found: Row = {}
-    for top in (1, 0):
-        with CallTimer(model, "all", perf_counter, random.Random(0), top=top) as timer:
-            for sizes in ORDERS:
-                times = [[timer.call_s(size) for size in sizes] for _ in range(rounds)]
-                found[f"{top}: {' '.join(map(str, sizes))}"] = [
-                    median(each) for each in zip(*times, strict=True)
-                ]
+    with CallTimer(model, "all", perf_counter, random.Random(0)) as timer:
+        for sizes in ORDERS:
+            times = [[timer.call_s(size) for size in sizes] for _ in range(rounds)]
+            found[" ".join(map(str, sizes))] = [median(each) for each in zip(*times, strict=True)]
     return found
 
 
 def measured(path: Path, library: str, seconds: float, num_tokens: int, rounds: int) -> list[Row]:
-    options, times = LoadOptions(library=library), dict[str, list[float]]()
-    with closing(Weights(path, options)) as weights:
-        whole = replace(options, backend_sampling=False)  # the loop reads whole rows
-        with closing(weights.open(2048)) as model, closing(weights.open(2048, options=whole)) as other:
-            ways = {"bare": partial(bare_s, other), "engine": partial(engine_s, model)}
-            ways["engine, whole rows"] = partial(engine_s, other)
+    times = dict[str, list[float]]()
+    with closing(Weights(path, LoadOptions(library=library))) as weights:
+        with closing(weights.open(2048)) as model:
+            ways = {"bare": partial(bare_s, model), "engine": partial(engine_s, model)}
             in_order = orders(model, 3 * rounds)
             costs = calibrate(model, seconds=seconds, on_gpu=True)
             prompt = tuple(ordinary_tokens(model.vocabulary, random.Random(2))[:64])

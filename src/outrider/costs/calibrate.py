@@ -27,7 +27,7 @@ GPU_SECONDS = 4.5  # there calls are short
 GLANCE_SECONDS = 0.5  # of measuring that a session may begin with
 
 _WARM_UP = (1, 4, 1)
-_SWITCH_TOKENS = 4  # of the call that plain ones follow
+_SWITCH_TOKENS = 4  # of calls that take turns with plain ones
 _CHUNK_TOKENS = 128  # of a prompt at once: few, so that Ctrl-C and the budget are heeded in between
 _MIN_ROUNDS, _FIRM_ROUNDS, _MAX_ROUNDS = 3, 5, 15
 _FIRM_RATIO = 0.015  # standard error of a median below which it needs no further samples
@@ -48,11 +48,10 @@ _BASE_SHARE = 0.6  # of the time, before contexts
 
 class CallTimer:
     """Times calls of random ordinary tokens. As a context manager it leaves every sequence of the model
-    empty, and makes some calls first that are not timed: they read the weights and start the threads. `top`:
-    rows are asked for as `Span.top` says."""
+    empty, and makes some calls first that are not timed: they read the weights and start the threads."""
 
-    def __init__(self, model: Model, rows: Rows, clock: Clock, rng: random.Random, *, top: int = 0) -> None:
-        self.model, self._rows, self._top, self._clock = model, rows, top, clock
+    def __init__(self, model: Model, rows: Rows, clock: Clock, rng: random.Random) -> None:
+        self.model, self._rows, self._clock = model, rows, clock
         self._tokens = ordinary_tokens(model.vocabulary, rng)
         self.largest = min(MAX_TOKENS, model.max_batch_tokens, model.context_length)
         if rows == "all":
@@ -79,7 +78,7 @@ class CallTimer:
         """Seconds of one call over so many tokens of the first sequence; what it stored is forgotten."""
         length = self.model.length(0)
         rows = num_tokens if self._rows == "all" else 1
-        span = Span(0, self._take(length, num_tokens), length, rows, checkpoint=rows > 1, top=self._top)
+        span = Span(0, self._take(length, num_tokens), length, rows, checkpoint=rows > 1)
         before = self._clock()
         self.model.decode([span])
         seconds = self._clock() - before
@@ -153,9 +152,9 @@ def calibrate(
 
     Calls of all sizes are interleaved in shuffled rounds, so that a busy moment of the machine spoils no
     single size, at an empty context first, then at longer ones where model and time allow. `rows` are the
-    logits that the engine will ask this model for. `on_gpu`: calls are made as in decoding, those over a
-    single token after equal ones and others after these; of rows the most likely tokens are enough. The
-    model's sequences are empty before and after. Raises BackendError when a call fails.
+    logits that the engine will ask this model for. `on_gpu`: calls are timed after equal ones, and what one
+    of another size takes longer by itself. The model's sequences are empty before and after. Raises
+    BackendError when a call fails.
     """
     plan = _Plan(model, rows, clock, seconds, progress, on_gpu=on_gpu)
     longest = model.context_length if model.rewinding.is_free else 0
@@ -181,8 +180,8 @@ class _Plan(CallTimer):
     def __init__(
         self, model: Model, rows: Rows, clock: Clock, seconds: float, progress: Progress, *, on_gpu: bool
     ) -> None:
-        super().__init__(model, rows, clock, random.Random(0), top=int(on_gpu))
-        self._num_plain = 2 if on_gpu else 0  # calls over a single token before each that is timed
+        super().__init__(model, rows, clock, random.Random(0))
+        self._num_equal = 2 if on_gpu else 0  # calls before each that is timed
         self._seconds, self._progress = seconds, progress
         self._rng, self._started = random.Random(1), clock()
         sizes = dict.fromkeys((*_GPU_FIRST, *_SIZES) if on_gpu else _SIZES)
@@ -230,14 +229,16 @@ class _Plan(CallTimer):
         return found
 
     def switch_s(self) -> float:
-        """How much longer calls over a single token take after one over several, on a GPU: a library that
-        keeps one captured graph captures it again, at the second equal call."""
-        longer = []
-        for _ in range(_FIRM_ROUNDS if self._num_plain and self.largest >= _SWITCH_TOKENS else 0):
-            for size in (1, 1, _SWITCH_TOKENS):
-                self.call_s(size)
-            longer.append(self.call_s(1) + self.call_s(1) - 2 * self.taken[0].median_s)
-        return max(median(longer or [0.0]), 0.0)
+        """How much longer a call takes on a GPU after one of another size: the library makes its graph anew;
+        one that keeps a single captured graph captures it again besides, at the second equal call."""
+        pair = [samples for samples in self.taken if samples.num_tokens in (1, _SWITCH_TOKENS)]
+        if not self._num_equal or len(pair) < 2:
+            return 0.0
+        usual_s, longer = sum(samples.median_s for samples in pair), list[float]()
+        for _ in range(_FIRM_ROUNDS):
+            first, second = ([self.call_s(samples.num_tokens) for _ in range(3)] for samples in pair)
+            longer.append(first[0] + second[0] - usual_s)
+        return max(median(longer) / 2, 0.0)
 
     def _round(self, kinds: Sequence[Samples], until: float) -> bool:
         """One sample of each kind that is not yet firm, in any order; False when none was taken."""
@@ -253,8 +254,8 @@ class _Plan(CallTimer):
     def sample(self, samples: Samples) -> None:
         # A GPU keeps the work of the last call and replays an equal one: of equal calls the first finds other
         # work there, and the second prepares its own.
-        for _ in range(self._num_plain):
-            self.call_s(1)
+        for _ in range(self._num_equal):
+            self.call_s(samples.num_tokens)
         samples.seconds.append(self.call_s(samples.num_tokens))
         self._report()
 
@@ -266,4 +267,4 @@ class _Plan(CallTimer):
         sampled = [s for s in self.taken if s.seconds]
         near = min(sampled, key=lambda s: abs(s.num_tokens - num_tokens))
         call_s = near.median_s * max(1.0, num_tokens / near.num_tokens)
-        return self._num_plain * self.taken[0].median_s + call_s
+        return (1 + self._num_equal) * call_s

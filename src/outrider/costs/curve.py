@@ -161,7 +161,7 @@ class CallCosts:
         points: Measured calls; without any the curve is a cautious guess in units of the first call observed.
         prefill_token_s: What a token of a prompt took; None if unmeasured.
         window: The model reads no more than the last so many tokens of a text (0: all).
-        switch_s: How much longer calls over a single token take, together, after one over several.
+        switch_s: How much longer a call takes after one of another size.
         is_estimate: The points come from a glance, and real calls say more than they do.
 
     >>> costs = CallCosts([CallPoint(1, 0.1), CallPoint(3, 0.2), CallPoint(4, 0.15)])

@@ -87,7 +87,7 @@ def replay(
             [draft], work = policy.propose(asked, [request], reread)
         num_evaluated = reread + 1 + len(draft)
         accepted = common_prefix(draft.tokens, answer[done:])
-        returns = bool(records) and records[-1].num_evaluated > num_evaluated == 1
+        switches = not records or records[-1].num_evaluated != num_evaluated
         record = _record(
             draft,
             work,
@@ -96,7 +96,7 @@ def replay(
             position=position,
             num_accepted=accepted,
             tokens=answer[done : done + accepted + 1],
-            verify_s=costs.call_s(num_evaluated, context=position - reread) + returns * costs.switch_s,
+            verify_s=costs.call_s(num_evaluated, context=position - reread) + switches * costs.switch_s,
             other_s=own_s + own_token_s * len(draft),
         )
         records.append(record)

@@ -178,7 +178,7 @@ class PolicyState:
         self.usual_gain = 0.0  # what the draft model gained in an answer lately, in plain steps
         # The engine's own time in a step, for each drafted token, and for each call of the draft model.
         self.own_step_s = self.own_token_s = self.own_call_s = 0.0
-        self._after_draft = False  # whether the last step had a draft
+        self._last_tokens = 0  # of the last call
         self._estimators: dict[str, Estimator] = {}
 
     # Asking
@@ -216,9 +216,9 @@ class PolicyState:
         size, context = len(texts), sum(text.context for text in texts)
         others += size - 1
         target_s = self.costs.calls_s(most + 1, context=context, others=others)
-        target_s = target_s + self.own_token_s * np.arange(most + 1)
-        if self._after_draft and not others:
-            target_s[0] += self.costs.switch_s
+        target_s = target_s + self.own_token_s * np.arange(most + 1) + self.costs.switch_s
+        if others < self._last_tokens <= others + 1 + most:
+            target_s[self._last_tokens - others - 1] -= self.costs.switch_s
         recompute_s: Array | None = None
         if again := [request.recomputed for request in requests if request.recomputed is not None]:
             first = max(others - sum(again) // size, 0) + 1
@@ -248,8 +248,10 @@ class PolicyState:
         decoding = [record for record in records if record.kind == "decode" and not record.read_tokens]
         context, size = sum(record.position for record in records), len(records)
         is_due = self.costs.num_observed < _MIN_OBSERVED or first.step % _PLAIN_INTERVAL == 0
+        switch_s = 0.0 if first.batch_tokens == self._last_tokens else self.costs.switch_s
+        self._last_tokens = first.batch_tokens
         if len(decoding) == size and (is_due or first.batch_tokens > size):
-            self.costs.observe(first.batch_tokens, first.verify_s, context=context)
+            self.costs.observe(first.batch_tokens, first.verify_s - switch_s, context=context)
         elif not decoding:
             self.costs.observe_prefill(first.batch_tokens, first.verify_s + first.read_s, context=context)
         if not work.calls and is_due:
@@ -261,7 +263,6 @@ class PolicyState:
             before = max(held - work.prefill_tokens, 0)
             draft.observe_prefill(work.prefill_tokens, work.prefill_s, context=before)
         if decoding:
-            self._after_draft = first.batch_tokens > size
             self.learn_own_time(decoding)
 
     def learn_own_time(self, decoding: Sequence[StepRecord]) -> None:

@@ -200,7 +200,7 @@ def main(path: str, given: str) -> int:
             model.decode([Span(0, text[:1], 0, 1)])
             for size in (1, 1, 4, 4) if model.samples else ():  # the first of each size is made twice
                 model.truncate(0, 0)
-                model.decode([Span(0, text[:size], 0, size, top=1)])
+                model.decode([Span(0, text[:size], 0, size, top=2)])
             small, large = (_read(model, text, part) for part in _PARTS)
     except OutriderError:
         return 1

@@ -1,7 +1,8 @@
 """The most likely tokens of each row, picked where the model is computed, so that no whole row is copied.
 llama.cpp runs samplers as a part of the graph, one for each sequence. Its top-k sampler hands out tokens with
-their logits, and of these everything follows that greedy decoding and most filters ask for. What a build's
-sampler gives is compared with whole rows before it is relied on."""
+their logits, and of these everything follows that most filters ask for. What a build's sampler gives is
+compared with whole rows before it is relied on. Where one token is enough the whole row is copied: picking
+takes the GPU longer than the copy and an argmax (benchmarks/gpu)."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class TopSampling:
         """Get ready for a call; whether `read` will have its rows: those of all sequences, or of none."""
         with_rows = [span for span in spans if span.rows]
         for span in with_rows:
-            if not all(0 < each.top <= _MAX_ASKED for each in with_rows) or self.is_off:
+            if not all(1 < each.top <= _MAX_ASKED for each in with_rows) or self.is_off:
                 self._detach(span.sequence)
             elif span.sequence not in self._chains:
                 self._attach(span.sequence)
