@@ -110,8 +110,8 @@ class Equality:
 
 def find_equality(model: Model, *, hasty: bool = False, progress: Progress = lambda _part: None) -> Equality:
     """Try calls on sequence 0 of `model`, which is empty before and after. Of several groups of sizes that
-    agree the one with the smallest call is taken. `hasty`: a few calls are enough where single tokens need
-    padding. Raises BackendError when a call fails."""
+    agree that with the smallest call is taken. `hasty`: a few calls are enough where single tokens need
+    padding."""
     if not model.rewinding.is_possible:
         return Equality(None, "the model cannot forget single tokens")
     with _Calls(model) as calls:

@@ -125,8 +125,8 @@ class Rewinder:
         return self.rewinding.copies_beginnings and is_there
 
     def put_back(self, source: int, length: int, sequence: int) -> bool:
-        """Give a sequence the state that `source` had after `length` tokens, where there is one beside the
-        KV; False where that failed."""
+        """Give a sequence the state beside the KV that `source` had after `length` tokens; False where that
+        failed."""
         if length >= self._fewest(source):
             return True
         state = self._copies(source).get(length)

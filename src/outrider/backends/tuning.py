@@ -389,9 +389,8 @@ def _without(options: LoadOptions) -> list[LoadOptions]:
 def _measure(
     path: Path, sets: Sequence[LoadOptions], context: int, report: PartDone
 ) -> dict[LoadOptions, CallCosts]:
-    """The curve of each set that the file can be loaded with, measured call by call in turn, with a context
-    of so many tokens; one kind of weights after the other where memory does not hold all. Raises
-    ModelFileError where there is none."""
+    """The curve of each set that the file can be loaded with, at a context of so many tokens; one kind of
+    weights after the other where memory does not hold all. Raises ModelFileError where there is none."""
     sharing: dict[tuple[str, bool], list[LoadOptions]] = {}
     """sets that share their weights"""
     for options in sets:
@@ -475,8 +474,7 @@ def measure_side_by_side(
 
 
 def _best(costs: Mapping[LoadOptions, CallCosts]) -> LoadOptions:
-    """The first that was measured, where no other is better beyond the noise and about as fast at single
-    tokens."""
+    """The first, where no other is better beyond the noise and about as fast at single tokens."""
     first, *_ = costs
     plain_s = {options: cost.call_s(1, context=0) for options, cost in costs.items()}
     weighted_s = {options: _weighted_s(cost) for options, cost in costs.items()}

@@ -79,8 +79,7 @@ class Walker:
         """so many tokens of the path has the matcher read"""
 
     def reach(self, drafted: Sequence[int]) -> int:
-        """How many of these tokens may follow the final ones in turn. Raises ConstraintError when a
-        limit is reached on the way."""
+        """How many of these tokens may follow the final ones in turn. Raises ConstraintError."""
         shared = self._path.shared(drafted)
         if shared == len(drafted):
             return shared

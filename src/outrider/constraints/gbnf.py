@@ -354,8 +354,7 @@ def _rebuilt(node: ASTNode, parts: list[ASTNode]) -> ASTNode:
 
 
 def _any_of(characters: _First) -> str:
-    """A character that begins like one of these: llguidance reads bytes, so that one beyond ASCII may begin
-    like any other."""
+    """A character that begins like one of these: llguidance reads bytes."""
     ranges = {str(characters).strip("/") for characters in characters}
     if not all(characters.is_ascii for characters in characters):
         ranges.add(r"[^\x00-\x7F]")

@@ -19,8 +19,7 @@ MAX_CHARACTERS = 1_000_000
 
 
 def lark_source(grammar: Grammar) -> tuple[str, tuple[str, ...]]:
-    """The grammar with `start` as its first rule, and notices of what it does not enforce. Raises
-    GrammarError."""
+    """The grammar with `start` as its first rule, and notices of what it leaves open. Raises GrammarError."""
     kind = KINDS.get(grammar.kind)
     if kind is None:
         way_out = f"Choose one of {', '.join(KINDS)}."
@@ -68,9 +67,8 @@ def _choice(grammar: Grammar) -> tuple[str, tuple[str, ...]]:
 
 
 class Kind(NamedTuple):
-    """A kind of grammar: what errors call it, what readouts call a text of it, and what makes its source in
-    llguidance's Lark (`start` first) with notices, or raises GrammarError. `--grammar` takes files that
-    end in `suffix` for it."""
+    """A kind of grammar: what errors call it, what readouts call a text of it, what makes its source in
+    llguidance's Lark, and how the names of its files end."""
 
     title: str
     texts: str

@@ -35,8 +35,7 @@ _tokenizers: weakref.WeakKeyDictionary[Vocabulary, Tokenizer] = weakref.WeakKeyD
 
 def tokenizer_for(vocabulary: Vocabulary) -> Tokenizer:
     """The tokenizer of a vocabulary, made once (1.5 seconds for 150,000 tokens). The caller keeps the
-    vocabulary alive as long as it uses the tokenizer. Raises SettingError for a vocabulary without a
-    token that ends a text."""
+    vocabulary alive. Raises SettingError for one without a token that ends a text."""
     if vocabulary in _tokenizers:
         return _tokenizers[vocabulary]
     tokens = range(vocabulary.size)

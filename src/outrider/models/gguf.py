@@ -113,8 +113,7 @@ class ModelCard:
 
 def read_card(path: Path) -> ModelCard:
     """Read a model's card from its GGUF header, or headers when it is split. Raises ModelFileError when a
-    file is missing, no GGUF, damaged or cut short, when the parts do not belong together, or when it holds
-    something else than a model."""
+    file is damaged, when the parts do not belong together, or when it holds something else than a model."""
     files = local_shards(path)
     headers = [read_header(file) for file in files]
     first, tensors = headers[0], [tensor for header in headers for tensor in header.tensors]
@@ -217,8 +216,7 @@ def _check_model(path: Path, header: Header, architecture: str, tensors: list[Te
 
 
 def _kind(architecture: str, layers: int, mtp_layers: int, tensors: Iterable[TensorInfo]) -> ModelKind:
-    """MTP layers are a model's last ones: a file of them alone has none of the layers before, but may repeat
-    the embeddings."""
+    """MTP layers are a model's last ones: a file of them alone has none of the layers before."""
     if kind := _KINDS.get(architecture):
         return kind
     held = {layer for tensor in tensors if (layer := _layer(tensor)) >= 0}

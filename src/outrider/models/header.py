@@ -44,8 +44,7 @@ SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array field: how many entries of which kind it has, and which bytes of the file they take. They are
-    not read."""
+    """An array field: its length, the kind of its entries, and which bytes of the file they take."""
 
     length: int
     kind: GGUFValueType
@@ -104,8 +103,7 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """Read the header of one GGUF file and check that its weights are all there. Whatever the file claims,
-    the work and the memory are bounded by its size. Raises ModelFileError when it is missing, unreadable, no
-    GGUF, damaged or cut short."""
+    the work and the memory are bounded by its size. Raises ModelFileError."""
     try:
         with path.open("rb") as file:
             file_bytes = file.seek(0, 2)

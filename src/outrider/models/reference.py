@@ -55,8 +55,7 @@ def repository_of(reference: str) -> str | None:
 
 def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
     """The file to load for `reference`, fetched from the hub if it is there. For a split model that is the
-    first part, and all others are there too. Raises ModelFileError for a path and HubError for a hub
-    reference that leads nowhere."""
+    first part, and all others are there too. Raises ModelFileError or HubError."""
     if reference == DEFAULT:
         return embedded_default()
     if reference == DEFAULT_DRAFT:
@@ -73,9 +72,8 @@ def resolve(reference: str, *, hub: HubOptions | None = None) -> Path:
 
 
 def resolve_pair(model: str | None, draft: str | None, hub: HubOptions) -> tuple[Path, Path | None]:
-    """The target's file and the draft's. `model` None or DEFAULT: the embedded default; its own draft then
-    goes with it unless another is named, or `NO_DRAFT`. Raises HubError and ModelFileError for references
-    that cannot be resolved."""
+    """The target's file and the draft's. `model` None or DEFAULT: the embedded default; its own draft goes
+    with it unless another is named, or `NO_DRAFT`. Raises HubError and ModelFileError."""
     target = embedded_default() if model is None else resolve(model, hub=hub)
     if draft == NO_DRAFT:
         return target, None
@@ -157,9 +155,8 @@ def shard_names(name: str) -> tuple[str, ...]:
 
 
 def local_shards(path: Path) -> tuple[Path, ...]:
-    """The files of a model on this machine, the first part first; all of them are there. `path` names the
-    model's file or any of its parts. Raises ModelFileError when it is missing, a directory, or lacks some of
-    its siblings."""
+    """The files of a model on this machine, the first part first. `path` names the model's file or any of its
+    parts. Raises ModelFileError when some are missing."""
     _check_file(path)
     parts = tuple(path.with_name(name) for name in shard_names(path.name))
     missing = [part.name for part in parts if not part.is_file()]

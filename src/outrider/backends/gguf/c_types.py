@@ -92,8 +92,7 @@ def structure(name: str, *texts: str) -> type[Params]:
 
 
 def check_layout(function: Any, kind: type[Params], what: str) -> None:
-    """Declare that a function returns default parameters of this structure. Raises LibraryRefused where what
-    it returns is not laid out so."""
+    """Declare that a function returns default parameters of this structure. Raises LibraryRefused."""
     what = what.replace("_", " ")
     if platform.machine().lower() in _RESULT_BY_FIRST_ARGUMENT and _bytes_beyond(function, kind):
         raise LibraryRefused(f"its {what} parameters are larger than expected")

@@ -42,9 +42,8 @@ SMALLER_CONTEXT = "Give a smaller context (-c) or a smaller cache type (-ctk, -c
 def choose_attention(
     library: Library, layout: Layout, options: LoadOptions, capacity_tokens: int, *, in_order: bool
 ) -> str:
-    """What `options.flash_attention` comes to: "on", "off", or "auto" for the library's own choice.
-    `in_order`: the cells of a sequence lie in order and without gaps, and no adapter or window is in use.
-    Raises SettingError where flash attention is needed and the library's gives wrong results."""
+    """What `options.flash_attention` comes to. `in_order`: the cells of a sequence lie in order and without
+    gaps, and no adapter or window is in use. Raises SettingError where the library's gives wrong results."""
     asked = options.flash_attention
     if not library.flash_mixes_sequences:
         rows = min(options.micro_batch_tokens, max(options.batch_tokens, options.max_rows))
@@ -169,8 +168,7 @@ def use_adapters(library: Library, context: int, adapters: Adapters) -> None:
 
 
 class LlamaBatch:
-    """The arrays of a llama_batch (the structure `kind`) of up to `size` tokens, allocated once and refilled
-    for every call."""
+    """The arrays of a llama_batch (the structure `kind`) of up to `size` tokens, refilled for every call."""
 
     def __init__(self, kind: type[ctypes.Structure], size: int) -> None:
         self._token = np.zeros(size, dtype=np.int32)

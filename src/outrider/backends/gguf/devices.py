@@ -160,8 +160,7 @@ def override_array(library: CLibrary, overrides: tuple[str, ...]) -> Any:
 
 
 class Places:
-    """Room for what a library decides itself: the shares of GPUs, and where single tensors lie. Raises
-    LibraryRefused."""
+    """The shares of GPUs, and where single tensors lie, as a library decides. Raises LibraryRefused."""
 
     def __init__(self, library: CLibrary) -> None:
         library.declare({**_BUFFERS, **functions("size llama_max_devices llama_max_tensor_buft_overrides")})

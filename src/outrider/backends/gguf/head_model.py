@@ -202,8 +202,8 @@ class ChainedModel(HeadModel):
 
 
 class EagleModel(HeadModel):
-    """The Model of an EAGLE-3 head. It pairs each token with the state of the one before, so that it never
-    reads a text's first."""
+    """The Model of an EAGLE-3 head. It pairs each token with the state before it, so never reads a text's
+    first."""
 
     context_type: ClassVar[int] = 0
 
@@ -292,8 +292,7 @@ class BlockModel(HeadModel):
 
     def _unread(self, span: Span) -> tuple[int, list[State]]:
         """What it has to read before a span's last token, or all of the span where it has no row: the first
-        position, and the states from there on, each at its own. Those that were not kept are left out at the
-        beginning."""
+        position, and the states from there on. Those that were not kept are left out at the beginning."""
         target, sequence = self._states, span.sequence
         start = min(self._read.get(sequence, 0), span.start)
         end = span.start + len(span.tokens) - bool(span.rows)
@@ -355,8 +354,7 @@ def _without_first(span: Span) -> Span:
 
 
 class HeadWeights(Weights):
-    """The weights of a file of heads, which run beside a target alone: `open_beside`. Raises what those of a
-    model do."""
+    """The weights of a file of heads, which run beside a target alone: `open_beside`."""
 
     def __init__(self, head: HeadFile, options: LoadOptions) -> None:
         self.head = head

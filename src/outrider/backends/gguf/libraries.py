@@ -139,8 +139,7 @@ def _ggml_of(functions: ctypes.CDLL) -> str:
 
 def candidates(options: LoadOptions) -> Iterator[Library]:
     """The libraries that can do what the options ask for, the preferred one first; notices say which cannot
-    be used at all. Raises SettingError for one that is named and cannot be used, BackendError where there is
-    none."""
+    be used at all. Raises SettingError for one that is named, BackendError where there is none."""
     if options.library:
         yield _named(options)
         return

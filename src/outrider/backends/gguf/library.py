@@ -445,8 +445,7 @@ class Library(CLibrary):
         return int(self.functions.llama_state_seq_get_size_ext(context, sequence, _PARTIAL_STATE))
 
     def save_state(self, context: int, sequence: int, older: Bytes | None) -> Bytes | None:
-        """Copy what a sequence holds beside the KV of attention layers, into an `older` copy where that fits;
-        None where that is impossible."""
+        """Copy what a sequence holds beside the KV of attention layers, into an `older` copy where it fits."""
         size = self.state_bytes(context, sequence)
         state = older if older is not None and older.size == size else np.empty(size, dtype=np.uint8)
         copied = self.functions.llama_state_seq_get_data_ext(
@@ -466,6 +465,6 @@ class Library(CLibrary):
         return False
 
     def close_gaps(self, context: int) -> bool:  # noqa: ARG002 - it bears them
-        """Make the cache safe for the next call after tokens between others were forgotten; False where that
+        """Make the cache safe for the next call after tokens between others were forgotten; False where it
         failed."""
         return True

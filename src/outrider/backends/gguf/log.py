@@ -55,8 +55,7 @@ def clear_log() -> None:
 
 
 def last_error(default: str) -> str:
-    """The most telling error that was logged since `clear_log`: the first of them, since what follows
-    only passes it on."""
+    """The first error that was logged since `clear_log`: what follows only passes it on."""
     return _recent_errors[0].rstrip(".") if _recent_errors else default
 
 

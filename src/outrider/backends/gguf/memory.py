@@ -32,8 +32,7 @@ _FULL = 0.8
 @dataclass(frozen=True, slots=True)
 class Contexts:
     """One model with its load options, and the KV cells that are opened on it over all sequences: its own,
-    and those of its MTP layers, if they are loaded. `kept_bytes`: of its states that are kept on the host for
-    a head."""
+    and those of its MTP layers. `kept_bytes`: of its states that are kept on the host for a head."""
 
     layout: Layout
     options: LoadOptions
@@ -112,8 +111,7 @@ def place_layers(library: Library, path: Path, models: Sequence[Contexts]) -> Lo
 
 
 def what_would_fit(library: Library, model: Contexts, *, is_loaded: bool = False) -> str:
-    """What of a model would fit on the GPUs where the library found too little memory; nothing where it uses
-    none. `is_loaded`: its weights are there."""
+    """What of a model would fit on the GPUs, if it uses any. `is_loaded`: its weights are there."""
     free = free_memory(library, [model.options])
     if GPUS not in free:
         return ""

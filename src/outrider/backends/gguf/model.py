@@ -549,8 +549,8 @@ class GgufModel:
         return pieces
 
     def _copy_in(self, sequence: int, pieces: Sequence[Bytes]) -> None:
-        """Give an empty sequence what `_copy_out` copied. Raises RewindUnsupported where the library cannot;
-        the sequence is empty then."""
+        """Give an empty sequence what `_copy_out` copied. Raises RewindUnsupported, and the sequence is empty
+        then."""
         target = sequence if len(pieces) == 1 else self.max_sequences
         for piece in pieces:
             if not self._is_written(target, piece):

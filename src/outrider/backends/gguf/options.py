@@ -148,8 +148,7 @@ MTP_CONTEXT = 1
 @dataclass(frozen=True, slots=True)
 class Opening:
     """What a context is opened with. `spare_sequences` are for copies; `kind`: 0, or MTP_CONTEXT for the
-    model's MTP layers; `beside`: the native context of the model that lends what this one lacks, 0 for none.
-    """
+    model's MTP layers; `beside`: the native context of the model that lends what this one lacks."""
 
     name: str
     options: LoadOptions

@@ -38,8 +38,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A file that was made. `tensor_types` are the types of its weight matrices with their share of the
-    weights, the largest first."""
+    """A file that was made. `tensor_types`: those of its matrices, by their share of the weights."""
 
     path: Path
     quantization: str
@@ -52,7 +51,7 @@ class Quantized:
 
 
 def requantizing(source: Path) -> str | None:
-    """What a user should know before `source` is quantized; None where its weights are still floats. Raises
+    """What to know before a `source` is quantized whose weights are no floats any more. Raises
     ModelFileError."""
     card = read_card(source)
     if all(tensor.type_name in UNQUANTIZED for tensor in _matrices(source)):
@@ -64,8 +63,7 @@ def requantizing(source: Path) -> str | None:
 
 
 def check_output(source: Path, output: Path, *, force: bool) -> None:
-    """Raise SettingError where the file could not be put in its place in the end, ModelFileError where the
-    source is missing."""
+    """Raise SettingError where the file could not be put in its place in the end, or ModelFileError."""
     exists = output.exists()
     if exists and any(output.samefile(part) for part in local_shards(source)):
         raise SettingError(str(output), "it is the source itself", "Choose another type, or --out FOLDER.")

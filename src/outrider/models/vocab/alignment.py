@@ -217,9 +217,8 @@ def _compare_cuts(target: Vocabulary, draft: Vocabulary) -> float:
 
 
 def tokenizer_id(vocabulary: Vocabulary) -> str:
-    """A name for a tokenizer: tokenizers of the same one give the same tokens for the same text. It is a hash
-    of the tokenizer's kind, the spelling of all its tokens and how it cuts some text. Files hold such names:
-    indexed corpora, and drafts with a reduced vocabulary."""
+    """A name for a tokenizer: a hash of its kind, the spelling of all its tokens and how it cuts some text.
+    Files hold such names: indexed corpora, and drafts with a reduced vocabulary."""
     digest = sha256(vocabulary.kind.encode())
     for token in range(vocabulary.size):
         spelling = vocabulary.spelling(token)
@@ -257,9 +256,8 @@ def _traits(vocabulary: Vocabulary, token: int) -> tuple[bytes, bool, bool]:
 
 
 def align(target: Vocabulary, draft: Vocabulary) -> Alignment:
-    """Map the tokens of a draft's vocabulary to those of its target, and back. Raises VocabularyMismatch when
-    too few text tokens are common (`MIN_TEXT_RATIO`) or the tokenizers cut text into other pieces
-    (`MIN_CUT_RATIO`), or when the map of a reduced vocabulary was made for another target or is damaged."""
+    """Map the tokens of a draft's vocabulary to those of its target, and back. Raises VocabularyMismatch
+    where `compare` finds a fault."""
     alignment = compare(target, draft)
     if fault := alignment.report.fault:
         what = f"draft {draft.part_of.name}" if draft.part_of else "draft"

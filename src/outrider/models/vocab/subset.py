@@ -61,8 +61,7 @@ class Subset:
 
 def choose_subset(vocabulary: Vocabulary, counts: Ids, size: int) -> Subset:
     """The `size` - 1 tokens that count most, and one for the others; `counts`: uses of each token. Those of
-    `needed_tokens` are kept in any case; of tokens that never occur the first, whose merges were learned
-    first. Raises SettingError."""
+    `needed_tokens` are kept in any case; of tokens that never occur the first. Raises SettingError."""
     total = vocabulary.size
     if size >= total:
         return Subset.whole(total)
