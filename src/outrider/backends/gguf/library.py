@@ -445,7 +445,7 @@ class Library(CLibrary):
         return int(self.functions.llama_state_seq_get_size_ext(context, sequence, _PARTIAL_STATE))
 
     def save_state(self, context: int, sequence: int, older: Bytes | None) -> Bytes | None:
-        """Copy what a sequence holds beside the KV of attention layers, into an `older` copy where it fits."""
+        """Copy what a sequence holds beside the KV of attention layers, into an `older` copy that fits."""
         size = self.state_bytes(context, sequence)
         state = older if older is not None and older.size == size else np.empty(size, dtype=np.uint8)
         copied = self.functions.llama_state_seq_get_data_ext(
@@ -465,6 +465,5 @@ class Library(CLibrary):
         return False
 
     def close_gaps(self, context: int) -> bool:  # noqa: ARG002 - it bears them
-        """Make the cache safe for the next call after tokens between others were forgotten; False where it
-        failed."""
+        """Make the cache safe for calls after tokens between others were forgotten; False where it fails."""
         return True
