@@ -25,7 +25,7 @@ from outrider.policy.state import CALIBRATION_KEY
 WORDS = ("the", "rain", "a", "stone", "king", "shore", "in", "on", "and", "other", "hand", "there", "he")
 TRAINING = ("--steps", "3", "--batch-tokens", "256")
 SHAPE = ("--layers", "1", "--vocabulary", "280")
-PLAINLY = ("--quant", "F16", "--embedding-quant", "F16")
+PLAINLY = ("--quant", "F32", "--embedding-quant", "F32")
 """Without llama.cpp's quantizer, which takes half a second for any file."""
 DATA = ("--prompts", "prompts.jsonl", "--max-tokens", "16", "-c", "128", "-t", "1")
 

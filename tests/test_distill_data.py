@@ -30,7 +30,7 @@ from outrider.lab.distill.answers import (
 from outrider.lab.distill.checkpoint import Checkpoint
 from outrider.lab.distill.corpus import Text, batch_of, batches, text_of
 from outrider.lab.distill.plan import Data, DistillPlan, DistillSettings, claim
-from outrider.lab.distill.starting import Material
+from outrider.lab.distill.run import Material
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
 from outrider.lab.prompts import Prompt, conversation_hash, is_held_out

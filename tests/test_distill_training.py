@@ -43,7 +43,7 @@ from outrider.lab.distill.corpus import (
 )
 from outrider.lab.distill.network import Network
 from outrider.lab.distill.plan import Training
-from outrider.lab.distill.starting import best_layers
+from outrider.lab.distill.run import best_layers
 from outrider.lab.distill.train import ROUNDED, OnPolicy, Trainer, rounded, top_tokens
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.prompts import Prompt

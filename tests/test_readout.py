@@ -18,8 +18,7 @@ from outrider.costs import CallCosts, CallPoint
 from outrider.engine import PREFILL_CHUNK_TOKENS, Engine
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
-from outrider.session.explain import Estimate, estimate_speedup, explain
-from outrider.session.readout import read_out
+from outrider.session.readout import Estimate, estimate_speedup, explain, read_out
 from recordings import FLAT
 from simulated import Simulated
 

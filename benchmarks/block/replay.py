@@ -33,6 +33,7 @@ from outrider.lab.recording import Offers, Recording
 from outrider.lab.replay import replay
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
+from policy.bound import num_right
 
 PROFILES: dict[str, tuple[float, ...]] = {
     "code": (0.69, 0.60, 0.53, 0.48, 0.44, 0.40, 0.36),
@@ -124,7 +125,7 @@ def bound(texts: Sequence[Recording], costs: Costs) -> float:
     """Speed where a step is known beforehand."""
     plain_s = spent_s = 0.0
     for text in texts:
-        right, at = text.offers["draft"].num_right(text.tokens), 0
+        right, at = num_right(text.offers["draft"], text.tokens), 0
         plain_s += sum(costs.target.call_s(1, context=PROMPT + i) for i in range(len(text.tokens)))
         while at < len(text.tokens):
             plain, left = costs.target.call_s(1, context=PROMPT + at), len(text.tokens) - at - 1

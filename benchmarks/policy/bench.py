@@ -19,8 +19,7 @@ from outrider.lab.recording import Offers, Recording, record_offers
 from outrider.models.vocab import Alignment
 from outrider.policy.auto import AutoPolicy
 from outrider.session import Session
-from outrider.session.explain import Estimate, estimate_speedup
-from outrider.session.readout import read_out
+from outrider.session.readout import Estimate, estimate_speedup, read_out
 from policy.bound import hindsight_bound
 from policy.choices import AUTO, PLAIN, Choice, autos, settings
 from policy.curves import WRONG, CallTimes, time_calls

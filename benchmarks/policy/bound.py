@@ -14,13 +14,26 @@ import numpy.typing as npt
 
 from outrider.core.contracts import Lookup
 from outrider.core.data import DraftToken, Request
+from outrider.core.sequences import common_prefix
 from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.drafters.lookup import SuffixDrafter
-from outrider.lab.recording import Recording
+from outrider.lab.recording import Offers, Recording
 from outrider.lab.replay import is_limited
 
 _Seconds = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.int64]
+
+
+def num_right(offers: Offers, answer: Sequence[int]) -> list[int]:
+    """How many tokens in a row are the answer's in a draft that begins at each position of it."""
+    right = [0] * (len(answer) + 1)
+    for i in range(len(answer) - 1, -1, -1):
+        if offers.tokens[i] != answer[i]:
+            continue
+        path = offers.departures.get(i)
+        drafted = None if path is None else [token for token, _ in path]
+        right[i] = 1 + (right[i + 1] if drafted is None else common_prefix(drafted, answer[i + 1 :]))
+    return right[:-1]
 
 
 def hindsight_bound(
@@ -38,7 +51,7 @@ def hindsight_bound(
     of all that, as much as is correct. A draft model may be called beyond what is used of it. Where a longer
     call costs less, it can be had. Draft models are not mixed within an answer.
     """
-    runs = {name: [*recording.offers[name].num_right(recording.tokens), 0] for name in draft_costs or {}}
+    runs = {name: [*num_right(recording.offers[name], recording.tokens), 0] for name in draft_costs or {}}
     free = [SuffixDrafter()] if free is None else free
     reach = _lookup_reach(recording, free, np.array(list(runs.values())).max(axis=0) if runs else None)
     best_s = _least_s(recording, reach, costs, own_s)

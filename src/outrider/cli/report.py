@@ -18,8 +18,7 @@ from outrider.lab.comparison import Comparison
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FORCED
 from outrider.session import Session, settings_of
-from outrider.session.explain import Choices, Explanation, explain
-from outrider.session.readout import DrafterCounts, Readout, read_out
+from outrider.session.readout import Choices, DrafterCounts, Explanation, Readout, explain, read_out
 
 SOURCE_STYLES = {"target": "", **{kind.name: kind.color for kind in DRAFTERS}, "grammar": "dim"}
 """The colours of `--show-source`"""

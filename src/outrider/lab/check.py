@@ -24,10 +24,10 @@ from outrider.costs.calibrate import DEFAULT_SECONDS
 from outrider.costs.expected_speed import StepCosts
 from outrider.lab.loaded import Loader
 from outrider.lab.models import ModelFacts, ModelFile
-from outrider.lab.predict import DRAFT, expect
 from outrider.lab.prompts import Workload
 from outrider.lab.record import MAX_ANSWERS, questions_of, record_answers
 from outrider.lab.recording import Recording
+from outrider.lab.replay import DRAFT, expect
 from outrider.lab.rows import AnswerRow, PairRow, Row
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN
 from outrider.lab.subject import Progress as Stage

@@ -20,7 +20,6 @@ from outrider.backends.gguf.heads import HiddenStates
 from outrider.core.contracts import Constraint, Model
 from outrider.core.data import Block, FinishReason, Row, Span
 from outrider.core.errors import BackendError, ConstraintError
-from outrider.core.sequences import common_prefix
 from outrider.lab.comparison import teacher_forced
 from outrider.models.vocab import Alignment
 from outrider.sampling import most_likely
@@ -41,17 +40,6 @@ class Offers:
         """Whether they are a head's, which departs from right tokens too: it reads these again, with the
         target's states, once they are accepted."""
         return self.block > 1 or any(self.tokens[i] == answer[i] for i in self.departures)
-
-    def num_right(self, answer: Sequence[int]) -> list[int]:
-        """How many tokens in a row are the answer's in a draft that begins at each position of it."""
-        right = [0] * (len(answer) + 1)
-        for i in range(len(answer) - 1, -1, -1):
-            if self.tokens[i] != answer[i]:
-                continue
-            path = self.departures.get(i)
-            drafted = None if path is None else [token for token, _ in path]
-            right[i] = 1 + (right[i + 1] if drafted is None else common_prefix(drafted, answer[i + 1 :]))
-        return right[:-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from outrider.costs import CallCosts, CallPoint
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.loaded import LoadedDraft, LoadedTarget, Loader, pair_row
 from outrider.lab.models import ModelFile
-from outrider.lab.predict import DRAFT, Prices, prices_of
 from outrider.lab.prompts import Workload
 from outrider.lab.record import SHORT_TOKENS, Case, cases_of, recording_of, request_of
 from outrider.lab.recording import Recording
+from outrider.lab.replay import DRAFT, Prices, prices_of
 from outrider.lab.rows import AnswerRow, CostsRow, ModelRow, OffersRow, PairRow, Role, Row, SkippedRow
 from outrider.policy.fixed import FixedPolicy
 

@@ -22,9 +22,9 @@ from outrider.engine import PreferredTokenization
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.loaded import LoadedDraft, LoadedTarget
 from outrider.lab.models import OWN_HEAD, ModelFile
-from outrider.lab.predict import Prices, outcome_of, predict
 from outrider.lab.prompts import Workload
 from outrider.lab.record import SHORT_TOKENS, Case, cases_of, record_case, request_of
+from outrider.lab.replay import Prices, outcome_of, predict
 from outrider.lab.rows import AnswerRow, BlockRow, DoneRow, PairRow, PredictionRow, RunRow, SkippedRow
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, PLAIN, Setting
 from outrider.lab.subject import Subject

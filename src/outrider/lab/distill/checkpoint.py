@@ -16,7 +16,6 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFValueType, LlamaFileType
 from gguf.constants import Keys
 from gguf.quants import dequantize
-from gguf.quants import quantize as encoded
 
 from outrider.backends.gguf.quantizer import quantize, read_type
 from outrider.core.contracts import Vocabulary
@@ -217,9 +216,8 @@ def write_gguf(
     if checkpoint.shape.vocabulary != subset.size or len(subset.to_draft) != target.size:
         reason = f"its {checkpoint.shape.vocabulary:,} tokens are not those of its map ({subset.size:,})"
         raise SettingError("the draft", reason, "Restrict its weights to the same tokens first.")
-    floats = "F32" if {to, ends} & {"F32", "BF16"} else "F16"
     fields = tokenizer_fields(checkpoint.metadata, subset, target.size)
-    fields |= _own_fields(checkpoint, floats, provenance)
+    fields |= _own_fields(checkpoint, provenance)
     if subset.has_other:
         fields |= part_fields(subset.to_target.tolist(), target, window=window)
     if prior is not None:
@@ -227,9 +225,9 @@ def write_gguf(
     check_writable(path, "draft")
     with TemporaryDirectory(prefix=".draft-", dir=path.resolve().parent) as folder:
         partial = Path(folder) / path.name
-        write_model_file(partial, checkpoint.shape.architecture, fields, _stored(checkpoint, floats))
+        write_model_file(partial, checkpoint.shape.architecture, fields, _stored(checkpoint))
         check_tokens(partial, target, subset.to_target)
-        if to == ends == floats:
+        if to == ends == "F32":
             partial.replace(path.resolve())
         else:
             quantize(partial, to, path, ends=ends, threads=1, force=True)
@@ -266,12 +264,11 @@ def _field(value: str | int | float) -> Field:
     return Field(value, GGUFValueType.UINT32 if value < 2**32 else GGUFValueType.INT64)
 
 
-def _own_fields(checkpoint: Checkpoint, floats: str, provenance: Provenance) -> dict[str, Field]:
+def _own_fields(checkpoint: Checkpoint, provenance: Provenance) -> dict[str, Field]:
     shape = checkpoint.shape
-    is_whole = floats == "F32"
     values: dict[str, str | int | float] = {
         Keys.General.NAME: f"{provenance['teacher']} draft",
-        Keys.General.FILE_TYPE: int(LlamaFileType.ALL_F32 if is_whole else LlamaFileType.MOSTLY_F16),
+        Keys.General.FILE_TYPE: int(LlamaFileType.ALL_F32),
         Keys.LLM.VOCAB_SIZE: shape.vocabulary,
         Keys.Attention.VALUE_LENGTH: shape.head_width,
         Keys.Rope.DIMENSION_COUNT: shape.head_width,
@@ -282,14 +279,11 @@ def _own_fields(checkpoint: Checkpoint, floats: str, provenance: Provenance) -> 
     return found | {key: checkpoint.metadata[key] for key in _LICENCE_KEYS if key in checkpoint.metadata}
 
 
-def _stored(checkpoint: Checkpoint, floats: str) -> dict[str, Tensor]:
+def _stored(checkpoint: Checkpoint) -> dict[str, Tensor]:
     found = {}
     for name, weights in checkpoint.weights.items():
-        kind = GGMLQuantizationType[floats if weights.ndim > 1 else "F32"]
-        with np.errstate(over="ignore"):
-            rows = encoded(weights, kind)
-        if not np.isfinite(rows).all():
+        if not (abs(weights) <= np.finfo(np.float16).max).all():
             reason = f"{name} holds numbers that are infinite, none at all, or too large for 16 bits"
             raise SettingError("the draft", reason, "Train it again with a lower learning rate.")
-        found[name] = Tensor(weights.shape, kind, np.ascontiguousarray(rows))
+        found[name] = Tensor(weights.shape, GGMLQuantizationType.F32, np.ascontiguousarray(weights))
     return found

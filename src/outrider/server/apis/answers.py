@@ -30,8 +30,7 @@ from outrider.server.keys import Caller, TokenUsage
 from outrider.server.models import models_of
 from outrider.server.service import Service, caller_of
 from outrider.server.worker import Job, Outcome
-from outrider.session.explain import Estimate, estimate_speedup
-from outrider.session.readout import read_out
+from outrider.session.readout import Estimate, estimate_speedup, read_out
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
