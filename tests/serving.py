@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from httpx2 import Response
 from starlette.testclient import TestClient
 
+from outrider import Session
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits
 from outrider.core.contracts import Drafter, Policy, check_spans
 from outrider.core.data import Completion, Logits, Request, Span, Update
@@ -32,7 +33,6 @@ from outrider.server.assembly import create_app
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
 from outrider.server.worker import Job, Outcome, Worker
-from outrider.session import Session
 
 TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}|"""

@@ -28,12 +28,12 @@ from backends import (
 from examples import examples
 from kinds import CHECKPOINTS, FREE, KINDS, UNFORGETTING
 from llama_cpp_models import TEXT
+from outrider import Session
 from outrider.core.contracts import Extent, SavedState, SavingModel
 from outrider.core.data import Span
 from outrider.core.errors import BackendError, RewindUnsupported
 from outrider.core.params import SamplingParams
 from outrider.drafters.lookup import SuffixDrafter
-from outrider.session import Session
 
 __all__ = ["backend"]  # pytest finds the fixture by its name
 

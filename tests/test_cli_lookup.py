@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import Call, Outcome, refused, result
+from outrider import Session
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.rewinding import RewindSupport
 from outrider.core.params import SamplingParams
 from outrider.policy.fixed import FixedPolicy
-from outrider.session import Session
 
 PROMPT = "def mean(values):"
 GREEDY = SamplingParams(temperature=0)

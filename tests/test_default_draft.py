@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider import Pair, Session, SessionOptions
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Request
@@ -20,7 +21,6 @@ from outrider.models.hub import cache_dir, file_sha256
 from outrider.models.vocab import align
 from outrider.policy.fixed import FixedPolicy
 from outrider.policy.state import CALIBRATION_KEY, read_calibration
-from outrider.session import Pair, Session, SessionOptions
 from outrider.session.learned import prior_in
 
 TARGET = cache_dir() / "models" / EMBEDDED_NAME

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, TokenType
 
-from cli_helpers import ROOT
 from distilling import PROVENANCE, random_model, spoken
 from full_disk import file_size_limit
 from llama_cpp_models import SMALL
@@ -59,12 +58,6 @@ class Target:
 
     def write_reduced(self, path: Path, subset: Subset = REDUCED, **options: Any) -> None:
         self.write(path, restrict(self.checkpoint, subset), subset=subset, **options)
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package may be on this process's path only by pytest's doing; the quantizer runs in another."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
 
 
 @pytest.fixture(scope="module")

@@ -198,9 +198,10 @@ def test_evaluations_in_between_are_of_some_answers(
     # All of many would take longer than the training itself.
     counts = []
 
-    def evaluate(texts: Sequence[Text], *given: Any) -> Evaluation:
-        counts.append(len(texts))
-        return corpus.evaluate(texts, *given)
+    def evaluate(read: Iterator[Any], costs: StepCosts) -> Evaluation:
+        everything = list(read)
+        counts.append(sum(len(texts) for texts, *_ in everything))
+        return corpus.evaluate(everything, costs)
 
     monkeypatch.setattr(train, "evaluate", evaluate)
     monkeypatch.setattr(train, "_JUDGED", 16)

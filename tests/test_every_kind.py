@@ -17,6 +17,7 @@ from backends import FILES, IK, MAINLINE, NATIVE, Native, over
 from cli_helpers import Call
 from engines import GREEDY, asked, run
 from kinds import KINDS
+from outrider import Session
 from outrider.cli import verify
 from outrider.cli.settings import VerifySettings
 from outrider.core.contracts import Model
@@ -27,7 +28,6 @@ from outrider.drafters.lookup import SuffixDrafter
 from outrider.engine import Engine
 from outrider.lab.certify.sampled import CertifyPlan
 from outrider.policy.fixed import FixedPolicy
-from outrider.session import Session
 
 LONG = FixedPolicy(draft_max=8, p_min=0.0)
 CONTEXT = 256

@@ -11,6 +11,7 @@ import pytest
 from backends import FILES, MAINLINE, NATIVE
 from head_files import write_heads
 from hub_standin import Repository, serve
+from outrider import Pair, Session, SessionOptions
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import UNABLE
@@ -21,7 +22,7 @@ from outrider.models.gguf import ModelCard, read_card
 from outrider.models.hub import HubOptions
 from outrider.models.reference import choose_file
 from outrider.policy.fixed import FixedPolicy
-from outrider.session import Pair, Session, SessionOptions, loading
+from outrider.session import loading
 from outrider.session.loading import load_draft, resolve_models
 from tiny_gguf import MERGES, write_tiny
 

@@ -19,13 +19,13 @@ import pytest
 from pydantic import BaseModel, Field
 
 import outrider
+from outrider import Session
 from outrider.backends.fake import FakeModel, FakeVocabulary
 from outrider.backends.gguf.log import ERROR_LEVEL, LOG_CALLBACK
 from outrider.cli.interrupt import LoadInterrupt
 from outrider.core.data import Completion, Grammar
 from outrider.core.errors import GrammarError
 from outrider.engine.loop import deferred
-from outrider.session import Session
 from outrider.session.generation import parser_of, read_schema
 from test_session import GREEDY, fake_session
 from vocabularies import TableVocabulary, Token, bytes_and

@@ -19,6 +19,7 @@ from cli_helpers import Call, Outcome, refused
 from engines import GREEDY, asked, run
 from head_files import EVEN, OPTIONS, Files, write_eagle, write_files
 from llama_cpp_models import SMALL, TEXT
+from outrider import Pair, Session, SessionOptions
 from outrider.backends.gguf.head_model import BlockModel, HeadModel, HeadWeights, open_own
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.memory import HOST
@@ -40,7 +41,6 @@ from outrider.models.heads import read_head
 from outrider.models.hub import HubOptions
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
-from outrider.session import Pair, Session, SessionOptions
 from outrider.session.loading import Room
 from recordings import FLAT, curve
 from recordings import SMALL as CHEAP

@@ -15,6 +15,7 @@ import pytest
 from backends import MAINLINE
 from exactness import Enumerated, Rng, Text, explore, plain
 from head_files import OPTIONS, Files, write_files
+from outrider import Pair, Session, SessionOptions
 from outrider.backends.gguf.model import Weights
 from outrider.core.contracts import Model
 from outrider.core.data import Distribution, Request, Row, Span
@@ -23,7 +24,6 @@ from outrider.engine import Engine
 from outrider.lab.certify.faults import break_calls
 from outrider.policy.fixed import FixedPolicy
 from outrider.sampling import draw
-from outrider.session import Pair, Session, SessionOptions
 
 pytestmark = pytest.mark.skipif(not MAINLINE, reason="no library has the calls for heads")
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from constrained import OneOf, Pieces
 from examples import examples
+from outrider import Session
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.core.data import Grammar, Request, Row, Thought
 from outrider.core.params import SamplingParams
@@ -19,7 +20,6 @@ from outrider.drafters.lookup import SuffixDrafter
 from outrider.engine import Engine
 from outrider.engine.limits import PreferredConstraint, PreferredTokenization, ThoughtLimit
 from outrider.policy.fixed import FixedPolicy
-from outrider.session import Session
 from vocabularies import TableVocabulary, Token, bytes_and
 
 GREEDY = SamplingParams(temperature=0, top_k=0, top_p=1, min_p=0)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from engines import PROMPT, language_model, plain
 from examples import examples
+from outrider import Session
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import Completion
@@ -23,7 +24,6 @@ from outrider.engine import Engine
 from outrider.engine.kv_slots import respelled
 from outrider.policy.fixed import FixedPolicy
 from outrider.server.settings import ServeSettings
-from outrider.session import Session
 from outrider.session.options import Keeping
 from serving import DEFAULT_ANSWER, ByteVocabulary, Running, Serving, serving, user
 from test_server_api_service import Counted

@@ -22,6 +22,7 @@ from engines import (
     run,
 )
 from llama_cpp_models import resident_bytes
+from outrider import Pair, Session, SessionOptions
 from outrider.backends.gguf.model import GgufModel, Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.backends.rewinding import Rewinder
@@ -31,7 +32,6 @@ from outrider.core.data import Logits, Span
 from outrider.core.errors import BackendError
 from outrider.engine import Engine
 from outrider.policy.fixed import FixedPolicy
-from outrider.session import Pair, Session, SessionOptions
 from tiny_gguf import write_tiny
 
 __all__ = ["backend"]  # pytest finds the fixture by its name

@@ -1,6 +1,6 @@
 """Drafts that know a part of their target's tokens: the map is verified, and honoured in both directions."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from constrained import OneOf, Pieces
 from engines import GREEDY, VOCABULARY, Extending, asked, reduced_drafter, sampler
 from llama_cpp_models import TEXT
+from outrider import Pair, Session
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
@@ -27,8 +28,6 @@ from outrider.models.vocab.subset import Subset, choose_subset, coverage
 from outrider.policy.fixed import FixedPolicy, grow
 from outrider.sampling import RequestSampler, draw
 from outrider.sampling.chain import Chain
-from outrider.session import Pair, Session
-from outrider.session import loading as loading_module
 from tiny_gguf import MERGES, Reduced, vocabulary, write_tiny
 from vocabularies import ReducedVocabulary, TableVocabulary, Token, bytes_and
 
@@ -296,14 +295,6 @@ def test_recorded_offers_are_the_drafters_own() -> None:
 
 
 # Files
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("PYTHONPATH", str(Path(loading_module.__file__).parents[2]))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -98,9 +98,9 @@ def test_what_cannot_repeat_says_so_and_has_no_fingerprint(served: Serving) -> N
 
 def test_the_fingerprint_tells_how_the_model_is_run(tmp_path: Any) -> None:
     """Another file or another type of the KV is another fingerprint: its answers are others."""
+    from outrider import Session
     from outrider.backends.gguf.options import LoadOptions
     from outrider.server.service import Service
-    from outrider.session import Session
     from tiny_gguf import write_tiny
 
     def fingerprint(name: str, **options: Any) -> str:

@@ -22,10 +22,10 @@ from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
 from cli_helpers import environment
+from outrider import Session
 from outrider.core.data import Completion
 from outrider.models.hub import cache_dir
 from outrider.policy.fixed import FixedPolicy
-from outrider.session import Session
 from real_server import (
     CONTEXT,
     GREEDY,

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from engines import GREEDY, LANGUAGE, PROMPT, VOCABULARY, language_model, plain
+from outrider import Session
 from outrider.backends.fake import FakeModel
 from outrider.core.data import Completion, Logits, Request, Span, Update
 from outrider.core.errors import BackendError
@@ -24,7 +25,6 @@ from outrider.drafters.lookup import SuffixDrafter
 from outrider.policy.fixed import FixedPolicy
 from outrider.server.errors import Problem
 from outrider.server.worker import Worker
-from outrider.session import Session
 from serving import Running
 
 if TYPE_CHECKING:

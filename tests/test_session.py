@@ -1,6 +1,6 @@
 """Loading pairs, generating, closing: the Python API on tiny models of the llama.cpp backend."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from string import ascii_lowercase
@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 import outrider
 from llama_cpp_models import TEXT
+from outrider import Pair, Session, SessionOptions
 from outrider.backends.fake import FakeModel, FakeVocabulary, scripted_logits
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
@@ -37,9 +38,10 @@ from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
 from outrider.server.assembly import create_app
 from outrider.server.service import Service
-from outrider.session import Pair, Session, SessionOptions, learned, settings_of
+from outrider.session import learned
 from outrider.session import loading as loading_module
 from outrider.session.options import Keeping, no_progress
+from outrider.session.session import settings_of
 from tiny_gguf import BEGIN, write_tiny
 
 GREEDY = SamplingParams(temperature=0)
@@ -51,15 +53,6 @@ TEMPLATE = (
 )
 OTHER_MERGES = tuple(f"{a} {b}" for a in ascii_lowercase for b in ascii_lowercase)
 TALK = [{"role": "user", "content": "in the end"}]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What becomes of the build's first calls is remembered here, not in the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("PYTHONPATH", str(Path(loading_module.__file__).parents[2]))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -373,8 +366,9 @@ def test_drafts_are_looked_up_in_texts_whose_kv_outlived_the_last_session(
 
 
 def test_costs_from_a_busy_machine_are_measured_again_when_it_is_quiet(
-    path: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    path: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     busy = 8.0
     monkeypatch.setattr(OtherPrograms, "cores", lambda _self: busy)
     settings: Any = {"sampling": GREEDY, "max_tokens": 12, "ignore_end": True}

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from engines import LANGUAGE, PROMPT, VOCABULARY, ScriptedDrafter, language_model, plain, request
 from examples import examples
 from full_disk import file_size_limit
+from outrider import Session
 from outrider.backends.fake import FakeModel
 from outrider.core.contracts import SavedState
 from outrider.core.data import Completion, Request
@@ -31,7 +32,6 @@ from outrider.engine.tiers import Disk, KvTiers, SavedText
 from outrider.models.vocab import align
 from outrider.policy.fixed import FixedPolicy
 from outrider.server.worker import Worker
-from outrider.session import Session
 from serving import Running
 
 LARGE = 2**30

@@ -11,6 +11,7 @@ import pytest
 
 from engines import GREEDY, PROMPT, language_model, plain
 from formats_samples import HERMES, TOOLS, VOCABULARY, Read, template
+from outrider import Session
 from outrider.backends.fake import FakeModel, FakeVocabulary, random_logits
 from outrider.backends.gguf import libraries
 from outrider.constraints import sources
@@ -21,7 +22,6 @@ from outrider.engine import Engine
 from outrider.formats import format_of, syntaxes
 from outrider.lab.bench.results import Results
 from outrider.policy.fixed import FixedPolicy
-from outrider.session import Session
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

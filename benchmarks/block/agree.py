@@ -36,11 +36,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from engines import run
 from harness import append, argument_parser, describe, run_program
 from head_files import OPTIONS, Files, write_files
+from outrider import Pair, Session, SessionOptions
 from outrider.core.data import Request
 from outrider.core.params import SamplingParams
 from outrider.engine import Engine
 from outrider.policy.fixed import FixedPolicy
-from outrider.session import Pair, Session, SessionOptions
 
 KINDS = {
     "dflash llama": ("DFLASH", 7),

@@ -39,8 +39,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, Spread, append, argument_parser, describe, resume, run_program, table
 from llama_server import Server, server_words
+from outrider import Pair
 from outrider.costs.calibrate import CallTimer
-from outrider.session import Pair
 
 ROOT = Path(__file__).parents[2]
 TURNS, KILLED_TURN, REST_S, PATIENCE_S = 20, 10, 6.0, 1800.0

@@ -10,7 +10,7 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from harness import Prompt, Row, in_turn
-from outrider import Request, SamplingParams
+from outrider import Request, SamplingParams, Session
 from outrider.core.data import Completion
 from outrider.costs.store import PairCosts
 from outrider.drafters.model import ModelDrafter
@@ -18,7 +18,6 @@ from outrider.lab.comparison import find_divergence
 from outrider.lab.recording import Offers, Recording, record_offers
 from outrider.models.vocab import Alignment
 from outrider.policy.auto import AutoPolicy
-from outrider.session import Session
 from outrider.session.readout import Estimate, estimate_speedup, read_out
 from policy.bound import hindsight_bound
 from policy.choices import AUTO, PLAIN, Choice, autos, settings

@@ -28,12 +28,12 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Prompt, Row, append, argument_parser, describe, load_prompts, resume, run_program, turn
-from outrider import LoadOptions, Request
+from outrider import LoadOptions, Pair, Request, Session, SessionOptions
 from outrider.core.errors import SettingError
 from outrider.costs.calibrate import calibrate
 from outrider.costs.store import PairCosts
 from outrider.policy.fixed import FixedPolicy
-from outrider.session import Pair, Session, SessionOptions, settings_of
+from outrider.session.session import settings_of
 from policy.bench import Bench, Plan, draft_of
 from policy.choices import Choice, fixed
 from policy.curves import WRONG, as_row

@@ -17,12 +17,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Row, append, argument_parser, describe, read_rows, resume, run_program
+from outrider import Pair, Session, SessionOptions
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.params import SamplingParams
 from outrider.drafters.model import ModelDrafter
 from outrider.lab.recording import Recording, record_offers
 from outrider.models.reference import DEFAULT_DRAFT
-from outrider.session import Pair, Session, SessionOptions
 from policy.recorded import as_json
 
 SAME = ("models", "tokens", "context")

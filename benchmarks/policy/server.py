@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import Prompt, Row, argument_parser, describe, load_prompts, resume, run_program, turn
 from llama_server import LlamaServer, offers, version
-from outrider.session import Pair
+from outrider import Pair
 
 Key = tuple[object, object, object]
 SAME = ("threads", "context", "tokens", "server", "models", "cpu")

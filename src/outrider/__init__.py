@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from outrider.lab.comparison import Comparison, compare
     from outrider.policy.auto import AutoPolicy
     from outrider.policy.fixed import FixedPolicy
-    from outrider.session import Pair, Session, SessionOptions
     from outrider.session.generation import Generation
+    from outrider.session.options import SessionOptions
+    from outrider.session.pair import Pair
     from outrider.session.readout import Readout, read_out
+    from outrider.session.session import Session
 
 __version__ = "0.1.0"
 
@@ -66,7 +68,8 @@ __all__ = [
 
 _MODULES = (
     *("core.errors", "core.params", "core.data", "core.contracts", "policy.fixed", "policy.auto", "engine"),
-    *("session.readout", "session.generation", "backends.gguf.options", "session", "lab.comparison"),
+    *("session.readout", "session.generation", "backends.gguf.options", "session.options"),
+    *("session.pair", "session.session", "lab.comparison"),
 )
 """They are searched for a name when it is used: `outrider --help` needs none of them."""
 

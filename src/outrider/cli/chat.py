@@ -18,9 +18,9 @@ from outrider.cli.stream import TokenPrinter, show
 from outrider.core.data import Completion
 from outrider.core.errors import ConstraintError, InputError, PromptError
 from outrider.models.hub import cache_dir
-from outrider.session import Message, Session
-from outrider.session.generation import Generation
+from outrider.session.generation import Generation, Message
 from outrider.session.readout import read_out
+from outrider.session.session import Session
 
 _HELP = (
     "Type a message; Alt-Enter starts a new line. /explain: what was chosen for the last answer, and why. "

@@ -21,7 +21,8 @@ from outrider.costs import MAX_TOKENS, CallCosts
 from outrider.costs.calibrate import Rows
 from outrider.costs.expected_speed import StepCosts
 from outrider.costs.store import PairCosts, export_costs
-from outrider.session import Pair, SessionOptions
+from outrider.session.options import SessionOptions
+from outrider.session.pair import Pair
 
 _LONGEST_CONTEXT_TOKENS = 8192 + 64
 """Room for the longer contexts that calls are measured at."""

@@ -36,8 +36,9 @@ from outrider.costs.other_programs import look
 from outrider.models.chat import ChatTemplate
 from outrider.models.hub import HubOptions
 from outrider.policy.fixed import FixedPolicy
-from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
-from outrider.session.options import SessionOptions
+from outrider.session.options import DEFAULT_CONTEXT_TOKENS, SessionOptions
+from outrider.session.pair import Pair
+from outrider.session.session import Session
 
 UNLIMITED_TOKENS = 2048
 """room for an answer of unknown length"""

@@ -17,8 +17,8 @@ from outrider.drafters.registry import DRAFTERS
 from outrider.lab.comparison import Comparison
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FORCED
-from outrider.session import Session, settings_of
 from outrider.session.readout import Choices, DrafterCounts, Explanation, Readout, explain, read_out
+from outrider.session.session import Session, settings_of
 
 SOURCE_STYLES = {"target": "", **{kind.name: kind.color for kind in DRAFTERS}, "grammar": "dim"}
 """The colours of `--show-source`"""

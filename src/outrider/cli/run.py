@@ -23,9 +23,10 @@ from outrider.core.data import Completion, Request
 from outrider.core.errors import ConstraintError, PromptError
 from outrider.lab.comparison import Comparison, compare
 from outrider.policy.auto import AutoPolicy
-from outrider.session import Message, Pair, Session
-from outrider.session.generation import Generation
+from outrider.session.generation import Generation, Message
+from outrider.session.pair import Pair
 from outrider.session.readout import read_out
+from outrider.session.session import Session
 
 
 def run(settings: RunSettings) -> int:

@@ -25,8 +25,10 @@ from outrider.server.models import Model, Models, keep_few_heaps
 from outrider.server.running import Server, address_of, bind, check_tls, close
 from outrider.server.service import Service
 from outrider.server.settings import Configuration, ServeSettings, is_loopback
-from outrider.session import DEFAULT_CONTEXT_TOKENS, Pair, Session
 from outrider.session.loading import resolve_models
+from outrider.session.options import DEFAULT_CONTEXT_TOKENS
+from outrider.session.pair import Pair
+from outrider.session.session import Session
 
 LOG = logging.getLogger("outrider.server")
 

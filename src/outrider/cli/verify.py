@@ -35,8 +35,9 @@ from outrider.lab.certify.certificate import (
 )
 from outrider.lab.certify.sampled import CertifyPlan
 from outrider.lab.machine import machine, versions
-from outrider.session import Pair, settings_of
 from outrider.session.options import Progress
+from outrider.session.pair import Pair
+from outrider.session.session import settings_of
 
 DEFAULT_OUTPUT = Path("outrider-verify.json")
 

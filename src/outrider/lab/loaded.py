@@ -35,10 +35,10 @@ from outrider.models.hub import HubOptions
 from outrider.models.vocab import Alignment, AlignmentReport, compare
 from outrider.policy.auto import LONGEST_DRAFT
 from outrider.policy.state import PretrainedCalibration
-from outrider.session import DEFAULT_CONTEXT_TOKENS, Session
 from outrider.session.learned import prior_in
 from outrider.session.loading import load_draft, load_head, load_weights, template_of, why_no_draft
-from outrider.session.session import in_force
+from outrider.session.options import DEFAULT_CONTEXT_TOKENS
+from outrider.session.session import Session, in_force
 
 _ROOM_TOKENS = 8
 """of a context beyond the longest text: a call's draft is cut to what is left of it"""

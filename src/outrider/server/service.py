@@ -31,7 +31,7 @@ from outrider.server.settings import ServeSettings
 from outrider.server.worker import Worker
 
 if TYPE_CHECKING:
-    from outrider.session import Session
+    from outrider.session.session import Session
 
 _Result = TypeVar("_Result")
 

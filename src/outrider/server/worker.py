@@ -22,7 +22,7 @@ from outrider.engine.tiers import Reading, TierCounts
 from outrider.server.errors import Problem
 
 if TYPE_CHECKING:
-    from outrider.session import Session
+    from outrider.session.session import Session
 
 _log = logging.getLogger(__name__)
 

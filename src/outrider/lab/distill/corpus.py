@@ -11,7 +11,7 @@ what counts (speculators, "lk_hybrid").
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,29 +214,13 @@ def expected_speedup(answers: Sequence[Predictions], costs: StepCosts) -> float:
     return max([1.0, *(float(tokens[n - 1]) / costs.ratio(n) for n in costs.lengths)])
 
 
-LogitsOf = Callable[[TrainingBatch], Tensor]
-"""Logits (positions, vocabulary) at a batch's labelled positions."""
-
-
-def read_along(
-    texts: Sequence[Text], logits_of: LogitsOf, batch_tokens: int, device: torch.device
-) -> Iterator[tuple[list[Text], Tensor, Labels]]:
-    """Texts of like length together, with a draft's logits and the labels at all their positions."""
-    for group in packed(sorted(texts, key=lambda text: len(text.tokens)), batch_tokens):
-        batch = batch_of(group, device)
-        with torch.no_grad():
-            logits = logits_of(batch)
-        yield group, logits, batch.labels
-
-
-def evaluate(
-    texts: Sequence[Text], logits_of: LogitsOf, batch_tokens: int, costs: StepCosts, device: torch.device
-) -> Evaluation:
-    """Judge a draft on held-out texts, agreement and speed on the greedy ones; its step is 0."""
+def evaluate(read: Iterable[tuple[Sequence[Text], Tensor, Labels]], costs: StepCosts) -> Evaluation:
+    """Judge a draft by its logits (positions, vocabulary) and the labels at all labelled positions of some
+    held-out texts, agreement and speed on the greedy ones; its step is 0."""
     losses: list[Tensor] = []
     alphas: list[Tensor] = []
     answers: list[Predictions] = []
-    for group, logits, labels in read_along(texts, logits_of, batch_tokens, device):
+    for group, logits, labels in read:
         losses.append(loss_of(logits, labels).cpu())
         alphas.append(acceptance(logits, labels).cpu())
         answers += predictions_of(group, logits)

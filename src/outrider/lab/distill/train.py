@@ -4,10 +4,9 @@ number of steps its outcome depends on the seed alone."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -23,6 +22,7 @@ from outrider.lab.distill.answers import MIN_LOG, Example, Tokens
 from outrider.lab.distill.checkpoint import Array, Checkpoint
 from outrider.lab.distill.corpus import (
     Evaluation,
+    Labels,
     Predictions,
     Text,
     TrainingBatch,
@@ -30,8 +30,8 @@ from outrider.lab.distill.corpus import (
     batches,
     evaluate,
     loss_of,
+    packed,
     predictions_of,
-    read_along,
     text_of,
 )
 from outrider.lab.distill.network import Cache, Network, device_of, has_fast_half
@@ -253,8 +253,7 @@ class Trainer:
         return self._start.with_weights(self._start.shape, weights)
 
     def predictions(self) -> list[Predictions]:
-        logits_of = partial(self._logits, network=self._as_written(self._best))
-        read = read_along(self._held_out, logits_of, self._wanted.batch_tokens, self.device)
+        read = self._read(self._held_out, self._best)
         return [found for texts, logits, _ in read for found in predictions_of(texts, logits)]
 
     def _step(self, group: Sequence[Text], done: float) -> None:
@@ -298,9 +297,16 @@ class Trainer:
     def _states(self, batch: TrainingBatch, network: Network) -> Tensor:
         return network.states(batch.tokens).flatten(0, 1)[batch.places]
 
-    def _logits(self, batch: TrainingBatch, network: Network) -> Tensor:
-        with self._autocast():
-            return network.logits(self._states(batch, network))
+    def _read(
+        self, texts: Sequence[Text], weights: Mapping[str, Tensor]
+    ) -> Iterator[tuple[list[Text], Tensor, Labels]]:
+        """Texts of like length together, with what the draft's file would say and the labels."""
+        network = self._as_written(weights)
+        for group in packed(sorted(texts, key=lambda text: len(text.tokens)), self._wanted.batch_tokens):
+            batch = batch_of(group, self.device)
+            with torch.no_grad(), self._autocast():
+                logits = network.logits(self._states(batch, network))
+            yield group, logits, batch.labels
 
     def _as_written(self, weights: Mapping[str, Tensor]) -> Network:
         layers, ends = self._quantizations
@@ -311,9 +317,8 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._half)  # type: ignore[no-any-return]
 
     def _evaluate(self) -> None:
-        logits_of = partial(self._logits, network=self._as_written(self.network.weights))
-        given = self._judged, logits_of, self._wanted.batch_tokens, self._costs, self.device
-        found = replace(evaluate(*given), step=self.step)
+        read = self._read(self._judged, self.network.weights)
+        found = replace(evaluate(read, self._costs), step=self.step)
         if not self.history or found.rank > max(each.rank for each in self.history):
             self.best_step = self.step
             self._best = {name: weight.detach().clone() for name, weight in self.network.weights.items()}
