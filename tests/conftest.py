@@ -127,6 +127,12 @@ def embedded_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RealS
 
 
 @pytest.fixture
+def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No library is tried in a child process first."""
+    monkeypatch.setattr(guard, "_run_child", lambda *_: 0)
+
+
+@pytest.fixture
 def outrider(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Call:
     """The program, in this process."""
     return partial(call, monkeypatch, capfdbinary)

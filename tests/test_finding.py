@@ -26,6 +26,8 @@ from outrider.session import loading
 from outrider.session.loading import load_draft, resolve_models
 from tiny_gguf import MERGES, write_tiny
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 Make = Callable[..., Path]
 OPTIONS = LoadOptions(threads=1, library=str(FILES[NATIVE[0]].path))
 """of one library: several would be compared"""

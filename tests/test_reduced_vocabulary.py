@@ -31,6 +31,8 @@ from outrider.sampling.chain import Chain
 from tiny_gguf import MERGES, Reduced, vocabulary, write_tiny
 from vocabularies import ReducedVocabulary, TableVocabulary, Token, bytes_and
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 REDUCED = ReducedVocabulary(VOCABULARY, "bd ")
 OTHER = REDUCED.size - 1
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=1, min_p=0)

@@ -44,6 +44,8 @@ from outrider.session.options import Keeping, no_progress
 from outrider.session.session import settings_of
 from tiny_gguf import BEGIN, write_tiny
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 GREEDY = SamplingParams(temperature=0)
 PROMPT = TEXT[:12]
 OPTIONS = LoadOptions(threads=1)

@@ -53,6 +53,8 @@ from outrider.models.vocab.subset import OTHER, Ids, needed_tokens
 from tiny_gguf import MERGES, write_tiny
 from vocabularies import TableVocabulary, Token
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 LIBRARY = str(FILES[NATIVE[0]].path)
 """One alone: several would be compared."""
 SIZE = 256 + len(MERGES) + 2
