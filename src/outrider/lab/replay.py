@@ -260,44 +260,42 @@ class RecordedDrafter:
         return self._costs.call_s(num_tokens, context=self._held)
 
 
+@dataclass
 class _RecordedRound:
-    def __init__(
-        self, drafter: RecordedDrafter, request: DraftRequest, work: DraftWork, is_over: bool
-    ) -> None:
-        self._drafter = drafter
-        self._request = request
-        self._read = work
-        self._is_over = is_over
-        self._call_tokens: list[int] = []
+    drafter: RecordedDrafter
+    request: DraftRequest
+    read: DraftWork
+    is_over: bool
+    call_tokens: list[int] = field(default_factory=list)
 
     @property
     def work(self) -> DraftWork:
-        calls = tuple(self._call_tokens)
-        return self._read + DraftWork(len(calls), sum(map(self._drafter.call_s, calls)), call_tokens=calls)
+        calls = tuple(self.call_tokens)
+        return self.read + DraftWork(len(calls), sum(map(self.drafter.call_s, calls)), call_tokens=calls)
 
     def step(self, inputs: Mapping[int, DraftInput]) -> dict[int, list[DraftToken]]:
         [(drafted, guess)] = inputs.values()
-        guess = guess if self._drafter.reads_ahead else ()
-        if self._is_over:
+        guess = guess if self.drafter.reads_ahead else ()
+        if self.is_over:
             return {}
         path, offers = drafted, list[DraftToken]()
-        if self._drafter.block == 1:
-            read = self._drafter.read(self._request, (*drafted, *guess), not self._call_tokens)
-            self._call_tokens.append(read)
-        elif len(drafted) >= self._drafter.block:
+        if self.drafter.block == 1:
+            read = self.drafter.read(self.request, (*drafted, *guess), not self.call_tokens)
+            self.call_tokens.append(read)
+        elif len(drafted) >= self.drafter.block:
             return {}
-        elif not self._call_tokens:
-            self._call_tokens.append(self._drafter.read(self._request, (), True))
+        elif not self.call_tokens:
+            self.call_tokens.append(self.drafter.read(self.request, (), True))
         for guessed in (*guess, _UNKNOWN):
-            found = self._drafter.after(path)
-            if found is None or not _permits(self._request, path, found[0]):
-                self._is_over = not offers
+            found = self.drafter.after(path)
+            if found is None or not _permits(self.request, path, found[0]):
+                self.is_over = not offers
                 break
             token, confidence = found
-            evidence = (confidence,) if self._drafter.block == 1 else (confidence, len(path) + 1.0)
-            offers.append(DraftToken(token, self._drafter.name, confidence, evidence))
+            evidence = (confidence,) if self.drafter.block == 1 else (confidence, len(path) + 1.0)
+            offers.append(DraftToken(token, self.drafter.name, confidence, evidence))
             path = (*path, guessed)
-        return {self._request.sequence: offers} if offers else {}
+        return {self.request.sequence: offers} if offers else {}
 
 
 def _permits(request: DraftRequest, drafted: tuple[int, ...], token: int) -> bool:

@@ -193,35 +193,29 @@ class OnPolicy:
 # The training
 
 
+@dataclass(eq=False)
 class Trainer:
     """One training of a draft, whose file has these `quantizations` of its layers and ends. `trained_tokens`
     are the labelled positions of all steps."""
 
-    def __init__(
-        self,
-        start: Checkpoint,
-        texts: Sequence[Text],
-        held_out: Sequence[Text],
-        costs: StepCosts,
-        wanted: Training,
-        quantizations: tuple[str, str] = ("F32", "F32"),
-        own: OnPolicy | None = None,
-    ) -> None:
+    start: Checkpoint
+    texts: Sequence[Text]
+    held_out: Sequence[Text]
+    costs: StepCosts
+    wanted: Training
+    quantizations: tuple[str, str] = ("F32", "F32")
+    own: OnPolicy | None = None
+
+    def __post_init__(self) -> None:
         self.step = self.best_step = self.trained_tokens = 0
         self.history: list[Evaluation] = []
         self.last_loss = math.nan
         self.device = device_of()
-        self.network = Network.of(start, self.device)
+        self.network = Network.of(self.start, self.device)
         for weight in self.network.weights.values():
             weight.requires_grad_()
-        self._start = start
-        self._wanted = wanted
-        self._quantizations = quantizations
-        self._groups = batches(texts, wanted.batch_tokens, wanted.seed)
-        self._held_out = held_out
-        self._judged = held_out[:: max(1, len(held_out) // _JUDGED)]
-        self._costs = costs
-        self._on_policy = own
+        self._groups = batches(self.texts, self.wanted.batch_tokens, self.wanted.seed)
+        self._judged = self.held_out[:: max(1, len(self.held_out) // _JUDGED)]
         self._half = has_fast_half(self.device)
         self._optimizer = optimizer_of(self.network.weights)
         self._best: dict[str, Tensor] = {}
@@ -229,9 +223,9 @@ class Trainer:
 
     @property
     def done(self) -> float:
-        if self._wanted.steps:
-            return self.step / self._wanted.steps
-        seconds = 60 * (self._wanted.minutes or USUAL_MINUTES)
+        if self.wanted.steps:
+            return self.step / self.wanted.steps
+        seconds = 60 * (self.wanted.minutes or USUAL_MINUTES)
         return min((perf_counter() - self._began) / seconds, 1.0)
 
     def run(self, on_step: Callable[[Trainer], None] = lambda _trainer: None) -> Checkpoint:
@@ -250,10 +244,10 @@ class Trainer:
 
     def best(self) -> Checkpoint:
         weights: dict[str, Array] = {name: w.cpu().numpy() for name, w in self._best.items()}
-        return self._start.with_weights(self._start.shape, weights)
+        return self.start.with_weights(self.start.shape, weights)
 
     def predictions(self) -> list[Predictions]:
-        read = self._read(self._held_out, self._best)
+        read = self._read(self.held_out, self._best)
         return [found for texts, logits, _ in read for found in predictions_of(texts, logits)]
 
     def _step(self, group: Sequence[Text], done: float) -> None:
@@ -262,17 +256,17 @@ class Trainer:
         self.last_loss = self._backward(batch, network)
         torch.nn.utils.clip_grad_norm_(self.network.weights.values(), _MAX_NORM)
         for parameters in self._optimizer.param_groups:
-            parameters["lr"] = self._wanted.learning_rate * rate_at(done)
+            parameters["lr"] = self.wanted.learning_rate * rate_at(done)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.trained_tokens += len(batch.places)
 
     def _own(self, done: float) -> Sequence[Text]:
-        if self._on_policy is None or done < 0.5:
+        if self.own is None or done < 0.5:
             return ()
-        is_drawn = np.random.default_rng((self._wanted.seed, self.step)).random() < self._wanted.on_policy
-        return self._on_policy.texts(self.network, self.step) if is_drawn else ()
+        is_drawn = np.random.default_rng((self.wanted.seed, self.step)).random() < self.wanted.on_policy
+        return self.own.texts(self.network, self.step) if is_drawn else ()
 
     def _backward(self, batch: TrainingBatch, network: Network) -> float:
         """Add a batch's gradients to the weights'; its mean loss.
@@ -302,14 +296,14 @@ class Trainer:
     ) -> Iterator[tuple[list[Text], Tensor, Labels]]:
         """Texts of like length together, with what the draft's file would say and the labels."""
         network = self._as_written(weights)
-        for group in packed(sorted(texts, key=lambda text: len(text.tokens)), self._wanted.batch_tokens):
+        for group in packed(sorted(texts, key=lambda text: len(text.tokens)), self.wanted.batch_tokens):
             batch = batch_of(group, self.device)
             with torch.no_grad(), self._autocast():
                 logits = network.logits(self._states(batch, network))
             yield group, logits, batch.labels
 
     def _as_written(self, weights: Mapping[str, Tensor]) -> Network:
-        layers, ends = self._quantizations
+        layers, ends = self.quantizations
         held = {name: rounded(weight, ends if name in _ENDS else layers) for name, weight in weights.items()}
         return replace(self.network, weights=held)
 
@@ -318,7 +312,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         read = self._read(self._judged, self.network.weights)
-        found = replace(evaluate(read, self._costs), step=self.step)
+        found = replace(evaluate(read, self.costs), step=self.step)
         if not self.history or found.rank > max(each.rank for each in self.history):
             self.best_step = self.step
             self._best = {name: weight.detach().clone() for name, weight in self.network.weights.items()}
