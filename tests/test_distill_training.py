@@ -145,7 +145,7 @@ def test_a_draft_learns_what_its_target_says(teacher: Teacher) -> None:
     best = trainer.run(lambda trainer: said.append(trainer.step))
     after, _ = agreeing(trainer, best)
     assert total > 700 and before < 0.25 * total, (before, total)
-    assert after > 1.4 * before and after > 0.3 * total, (before, after, total)
+    assert after > 1.4 * before and after > 0.28 * total, (before, after, total)
     first, *_, last = trainer.history
     assert first.agreement == pytest.approx(before / total, abs=2 / total)
     assert last.loss < 0.7 * first.loss and last.acceptance > first.acceptance + 0.1
