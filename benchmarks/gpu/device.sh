@@ -17,7 +17,7 @@ export PYTHONPATH=$PWD/src:$BUNDLE/site:$PWD/benchmarks${PYTHONPATH:+:$PYTHONPAT
 if [ "$1" = pack ]; then
   mkdir -p "$BUNDLE"
   $PYTHON $HERE/make_model.py tiny Q4_K_M "$BUNDLE/tiny.gguf"
-  pins=$(grep -E "^(${WHEELS:-pydantic|pydantic-core|annotated-types|typing-inspection|llguidance|gguf|typer|click})==" requirements.lock)
+  pins=$(grep -E "^(${WHEELS:-pydantic|pydantic-core|annotated-types|typing-inspection|llguidance|gguf})==" requirements.lock)
   ${PIP:-$PYTHON -m pip} download -q --no-deps --only-binary=:all: --python-version "${FOR:-3.12}" -d "$BUNDLE" --platform any \
     --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_31_x86_64 ${pins//\\/} ||
     echo "no wheels: name a pip with PIP='python3 -m pip'"
