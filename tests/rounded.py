@@ -1,10 +1,13 @@
 """Fake models whose logits depend on more than the tokens, as those of real kernels do."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from engines import VOCABULARY
+from outrider.backends.bitwise import BitwiseModel, EqualSizes
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.core.contracts import SavedState
 from outrider.core.data import Logits, Span
@@ -66,3 +69,45 @@ class RoundedModel(FakeModel):
     def restore(self, sequence: int, state: SavedState) -> None:
         super().restore(sequence, state)
         self._marks[sequence] = state.parts[1].view(np.int64).tolist()
+
+
+def bitwise(
+    next_logits: NextLogits, rounding: Rounding, sizes: Sequence[int], num_sequences: int = 1
+) -> BitwiseModel:
+    """Rounded lanes that are called in these sizes alone."""
+
+    def lane(length: int) -> RoundedModel:
+        options = {"max_sequences": 1, "max_batch_tokens": 128, "max_rows": 128}
+        return RoundedModel(VOCABULARY, next_logits, rounding, context_length=length, **options)
+
+    return BitwiseModel(lane, EqualSizes(tuple(sizes)), context_length=256, max_sequences=num_sequences)
+
+
+class NearTie(FakeModel):
+    """A FakeModel whose two best logits lie `MARGIN` apart after so many tokens (`at`), and are swapped in
+    calls over several tokens, so many `times`."""
+
+    MARGIN = 0.125
+
+    def __init__(
+        self,
+        vocabulary: FakeVocabulary,
+        next_logits: NextLogits,
+        *at: int,
+        times: int = 10**9,
+        **options: Any,
+    ) -> None:
+        super().__init__(vocabulary, next_logits, **options)
+        self.at = at
+        self._times = times
+
+    def decode(self, spans: Sequence[Span]) -> list[Logits]:
+        rows = super().decode(spans)
+        for span, logits in zip(spans, rows, strict=True):
+            for i, row in enumerate(logits):
+                if span.start + len(span.tokens) - span.rows + i + 1 in self.at:
+                    best, second = np.argsort(row)[[-1, -2]]
+                    swapped = len(span.tokens) > 1 and self._times > 0
+                    self._times -= swapped
+                    row[best] = row[second] + (-self.MARGIN if swapped else self.MARGIN)
+        return rows

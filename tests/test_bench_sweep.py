@@ -1,8 +1,11 @@
 """A sweep over exact models: what it runs, what it says, and that a broken one ends like one left alone."""
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +13,31 @@ import pytest
 
 from bench_models import SPOKEN, VOCABULARY, FakeLoader, plan
 from bench_models import row as model_row
+from cli_helpers import TEMPLATE
 from counted_time import counted_time
+from full_disk import file_size_limit
 from outrider.backends.fake import FakeModel
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Completion
-from outrider.core.errors import ConstraintError, InputError, ModelFileError, SettingError
+from outrider.core.errors import BackendError, ConstraintError, InputError, ModelFileError, SettingError
+from outrider.costs.store import PairCosts, export_costs
+from outrider.fleet.ray.pieces import (
+    MissingFile,
+    Node,
+    Piece,
+    at_hand,
+    check_alike,
+    facts_here,
+    host_id,
+    work,
+)
+from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.bench.results import ROWS, Results, Store, read_rows
-from outrider.lab.bench.sweep import run_sweep
+from outrider.lab.bench.sweep import Sweep, run_sweep
 from outrider.lab.bench.target import _Runner
-from outrider.lab.loaded import LoadedDraft, LoadedTarget
-from outrider.lab.models import ModelFile
+from outrider.lab.loaded import LoadedDraft, LoadedTarget, Loader
+from outrider.lab.models import ModelFile, find_models
 from outrider.lab.record import Case
 from outrider.lab.rows import (
     AnswerRow,
@@ -34,7 +51,11 @@ from outrider.lab.rows import (
     RunRow,
 )
 from outrider.lab.settings import Setting
-from outrider.lab.subject import Progress
+from outrider.models.cache import fingerprint
+from outrider.models.embedded import embedded_default
+from outrider.models.hub import HubOptions
+from recordings import FLAT, SMALL, curve
+from tiny_gguf import write_tiny
 
 
 def of(rows: list[Row], kind: type[Any]) -> list[Any]:
@@ -51,11 +72,10 @@ def _the_same_times() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, list[Row], list[Progress]]:
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, list[Row], Path]:
     folder = tmp_path_factory.mktemp("sweep")
-    said: list[Progress] = []
-    results = run_sweep(plan(folder), folder / "run", progress=said.append, loader=FakeLoader())
-    return results, read_rows(folder / "run"), said
+    results = run_sweep(plan(folder), folder / "run", loader=FakeLoader())
+    return results, read_rows(folder / "run"), folder
 
 
 def test_answers_are_recorded_once_and_drafts_are_scored_along_them(swept: Any) -> None:
@@ -78,16 +98,12 @@ def test_answers_are_recorded_once_and_drafts_are_scored_along_them(swept: Any) 
 def test_every_setting_is_predicted_and_few_are_run(swept: Any) -> None:
     results, rows, _ = swept
     predicted = {(row.draft, row.setting) for row in of(rows, PredictionRow)}
-    assert {
-        (None, "plain"),
-        (None, "lookup 6/0.5"),
-        ("twin", "model 4"),
-        ("stranger", "both 1/0.5"),
-    } <= predicted
+    some = {(None, "plain"), (None, "lookup 6/0.5"), ("twin", "model 4"), ("stranger", "both 2/0.5")}
+    assert some <= predicted
     assert ("twin", "plain") not in predicted and (None, "model 4") not in predicted
-    assert len(predicted) == 2 + 2 * 6 + 1 + 2 * (2 * 6 * 2 + 2)
+    assert len(predicted) == 2 + 2 * 3 + 1 + 2 * (2 * 3 * 2 + 3)
     run = {(row.draft, row.setting) for row in results.runs}
-    assert run < predicted and len(run) < len(predicted) / 3
+    assert run < predicted and len(run) < len(predicted) / 2
     assert {(None, "auto lookup"), ("twin", "auto"), ("stranger", "auto"), ("twin", "model 3")} < run
 
 
@@ -104,12 +120,8 @@ def test_predicted_and_real_runs_of_fixed_settings_make_the_same_calls(swept: An
         if Setting.of(run.setting).is_auto:
             continue
         case = predicted[run.draft, run.setting, run.workload, run.case]
-        assert (run.tokens, run.target_calls, run.draft_calls) == (
-            case.tokens,
-            case.target_calls,
-            case.draft_calls,
-        )
-        assert (run.drafted, run.accepted) == (case.drafted, case.accepted)
+        for name in ("tokens", "target_calls", "draft_calls", "drafted", "accepted"):
+            assert getattr(run, name) == getattr(case, name)
         compared += 1
     assert compared > 20
 
@@ -141,31 +153,22 @@ class Broken(Exception):
 def signature(rows: list[Row]) -> Counter[str]:
     """What rows say, without times, and without the counts of the automatic choice, which listens to the
     clock."""
-    kept: Counter[str] = Counter()
     complete = {row.block for row in of(rows, BlockRow)}
-    runs: dict[object, Row] = {}
-    for row in rows:
-        if isinstance(row, RunRow):
-            if row.block in complete:
-                runs[row.block, row.draft, row.setting, row.case] = row
-        elif not isinstance(row, HeadRow):
-            kept[repr(_timeless(row))] += 1
-    for run in runs.values():
-        kept[repr(_timeless(run))] += 1
-    return kept
+    runs = {(r.block, r.draft, r.setting, r.case): r for r in of(rows, RunRow) if r.block in complete}
+    others = [row for row in rows if not isinstance(row, HeadRow | RunRow)]
+    return Counter(repr(_timeless(row)) for row in (*others, *runs.values()))
 
 
 def _timeless(row: Row) -> dict[str, Any]:
     data = row.model_dump()
     auto = "setting" in data and Setting.of(data["setting"]).is_auto
-    drop = {"calls", "own_s", "own_token_s", "curve"}
+    drop = {"calls", "own_s", "own_token_s", "curve", "seconds"}
     if auto:
         drop |= {"target_calls", "draft_calls", "drafted", "accepted", "forced"}
-    data = {k: v for k, v in data.items() if not k.endswith("_s") and k not in drop and k != "seconds"}
+    counts = ("case", "tokens") if auto else ("case", "tokens", "target_calls", "draft_calls")
     if "cases" in data:
-        counts = ("case", "tokens") if auto else ("case", "tokens", "target_calls", "draft_calls")
-        data["cases"] = [{key: case[key] for key in counts} for case in row.model_dump()["cases"]]
-    return data
+        data["cases"] = [{key: case[key] for key in counts} for case in data["cases"]]
+    return {k: v for k, v in data.items() if not k.endswith("_s") and k not in drop}
 
 
 @pytest.mark.parametrize(
@@ -175,8 +178,7 @@ def test_a_sweep_that_is_killed_ends_with_the_same_rows(
     swept: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
     _, whole, _ = swept
-    append = Store.append
-    left = [first]
+    append, left = Store.append, [first]
 
     def dying(store: Store, row: Row) -> None:
         left[0] -= 1
@@ -198,71 +200,54 @@ def test_a_sweep_that_is_killed_ends_with_the_same_rows(
     assert signature(read_rows(tmp_path / "run")) == signature(whole)
 
 
-def test_a_finished_sweep_loads_nothing_again(tmp_path: Path) -> None:
-    run_sweep(plan(tmp_path), tmp_path / "run", loader=FakeLoader())
-    before = (tmp_path / "run" / ROWS).read_bytes()
-    loader = FakeLoader()
-    run_sweep(plan(tmp_path), tmp_path / "run", loader=loader)
-    assert loader.loaded == []
-    assert (tmp_path / "run" / ROWS).read_bytes() == before
-
-
-def test_another_plan_needs_another_folder(tmp_path: Path) -> None:
-    run_sweep(plan(tmp_path, drafts=[]), tmp_path / "run", loader=FakeLoader())
-    with pytest.raises(SettingError, match="another plan: draft_lengths"):
-        run_sweep(plan(tmp_path, drafts=[], draft_lengths="0-3"), tmp_path / "run", loader=FakeLoader())
+def test_a_finished_sweep_loads_nothing_again_and_repetitions_can_be_added(swept: Any) -> None:
+    _, rows, folder = swept
+    for repetitions in (2, 3):
+        loader = FakeLoader()
+        results = run_sweep(plan(folder, repetitions=repetitions), folder / "run", loader=loader)
+        assert (loader.loaded == []) == (repetitions == 2) == (read_rows(folder / "run") == rows)
+        blocks = Counter(row.workload for row in of(read_rows(folder / "run"), BlockRow))
+        assert blocks == dict.fromkeys(("letters", "words"), repetitions) and results.done
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     head = HeadRow(started="now", machine={}, plan={})
-    with Store.open(tmp_path / "run", head), pytest.raises(SettingError, match="another process"):
+    with closing(Store.open(tmp_path / "run", head)), pytest.raises(SettingError, match="another process"):
         Store.open(tmp_path / "run", head)
 
 
-def test_a_full_disk_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_whole_rows(tmp_path: Path) -> None:
     head = HeadRow(started="now", machine={}, plan={})
-    with Store.open(tmp_path, head) as store:
+    with closing(Store.open(tmp_path, head)) as store:
         before = (tmp_path / ROWS).read_bytes()
-
-        class Full:
-            def __getattr__(self, name: str) -> Any:
-                return getattr(store_file, name)
-
-            def write(self, data: bytes) -> int:
-                store_file.write(data[:5])
-                raise OSError(28, "No space left on device")
-
-        store_file = store._file
-        monkeypatch.setattr(store, "_file", Full())
-        with pytest.raises(SettingError, match="no space left"):
+        with file_size_limit(len(before) + 5), pytest.raises(SettingError, match="could not be written"):
             store.append(head)
-        assert (tmp_path / ROWS).read_bytes() == before
-        assert len(store.rows) == 1
+        assert (tmp_path / ROWS).read_bytes() == before and len(store.rows) == 1
 
 
 def test_rows_that_are_none_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_rows(tmp_path / "nothing")
-    with Store.open(tmp_path, HeadRow(started="now", machine={}, plan={})):
-        pass
+    Store.open(tmp_path, HeadRow(started="now", machine={}, plan={})).close()
     with (tmp_path / ROWS).open("a") as file:
         file.write('{"kind": "answer"}\n')
     with pytest.raises(InputError, match="line 2"):
         read_rows(tmp_path)
 
 
-def test_other_prompts_or_another_file_need_another_folder(tmp_path: Path) -> None:
+def test_another_plan_other_prompts_or_another_file_need_another_folder(tmp_path: Path) -> None:
     small = {"drafts": [], "finalists": 0, "repetitions": 1}
     first = plan(tmp_path, **small)
     run_sweep(first, tmp_path / "run", loader=FakeLoader())
 
     class Replaced(FakeLoader):
         def find(self, references: Sequence[str], taken: Sequence[ModelFile] = ()) -> list[ModelFile]:
-            found = super().find(references, taken)
-            return [ModelFile(file.name, file.path, file.card, "new") for file in found]
+            return [replace(file, fingerprint="new") for file in super().find(references, taken)]
 
     with pytest.raises(SettingError, match="not the target that this run began with"):
         run_sweep(first, tmp_path / "run", loader=Replaced())
+    with pytest.raises(SettingError, match="another plan: draft_lengths"):
+        run_sweep(plan(tmp_path, **small, draft_lengths="0-3"), tmp_path / "run", loader=FakeLoader())
     (tmp_path / "words.jsonl").write_text('{"prompt": "a.b.c."}\n')
     with pytest.raises(SettingError, match="prompts: words"):
         run_sweep(first, tmp_path / "run", loader=FakeLoader())
@@ -275,8 +260,8 @@ def test_with_little_time_the_automatic_choice_runs_and_later_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both times the blocks hold the same settings under each workload, so that figures are over all."""
-    asked = plan(tmp_path, minutes=60)
-    monkeypatch.setattr("outrider.lab.bench.sweep.Sweep.left_s", lambda _: 25.0)
+    asked = plan(tmp_path, minutes=60, drafts=["twin"])
+    monkeypatch.setattr("outrider.lab.bench.sweep.Sweep.left_s", lambda _: 14.0)
     results = run_sweep(asked, tmp_path / "run", loader=FakeLoader())
     ran = {
         name: {(r.draft, r.setting) for r in results.runs if r.workload == name}
@@ -289,12 +274,6 @@ def test_with_little_time_the_automatic_choice_runs_and_later_the_rest(
     assert results.done and {("twin", "model 3"), (None, "lookup 8")} < {
         (r.draft, r.setting) for r in results.runs
     }
-
-
-def test_repetitions_can_be_added_to_a_run(tmp_path: Path) -> None:
-    run_sweep(plan(tmp_path, drafts=[], repetitions=1), tmp_path / "run", loader=FakeLoader())
-    results = run_sweep(plan(tmp_path, drafts=[], repetitions=3), tmp_path / "run", loader=FakeLoader())
-    assert Counter(block.workload for block in results.blocks) == {"letters": 3, "words": 3}
 
 
 # What takes no part, or not to the end
@@ -314,7 +293,7 @@ def test_a_text_that_cannot_go_on_is_left_out(tmp_path: Path, monkeypatch: pytes
         ("auto lookup for target: words 2", "round 1: no token is allowed")
     ]
     autos = [run for run in results.runs if run.setting == "auto lookup"]
-    assert len(autos) == 2 * 3 and len(results.blocks) == 4
+    assert len(autos) == 2 * 3
 
 
 def test_a_target_that_cannot_rewind_only_decodes_plainly(tmp_path: Path) -> None:
@@ -354,3 +333,113 @@ def test_a_model_that_cannot_be_loaded_is_left_out(tmp_path: Path) -> None:
     }
     with pytest.raises(ModelFileError, match="truncated"):
         run_sweep(plan(tmp_path, targets=["bad"]), tmp_path / "other", loader=Broke())
+
+
+# Real files through llama.cpp
+
+
+def test_conversations_and_forced_text_of_real_files(tmp_path: Path) -> None:
+    for name, noise in (("big", 0.0), ("draft", 0.3)):
+        write_tiny(tmp_path / f"{name}.gguf", chat_template=TEMPLATE, noise=noise)
+    schema = {"type": "object", "properties": {"a": {"enum": ["the", "and"]}}, "required": ["a"]}
+    prompts: list[dict[str, Any]] = [
+        {"turns": ["the re and the re", "and on"]},
+        {"prompt": "def the(re): return the", "json_schema": schema, "max_tokens": 40},
+    ]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    export_costs(tmp_path / "costs.json", PairCosts(curve(FLAT, 0.01), curve(SMALL, 0.002)))
+    found, options = [], LoadOptions(threads=1)
+    for temperature in (0.0, 0.9):
+        asked = SweepPlan(
+            targets=[str(tmp_path / "big.gguf")],
+            drafts=[str(tmp_path / "draft.gguf")],
+            workload=[str(tmp_path / "mine.jsonl")],
+            max_tokens=16,
+            draft_lengths="2,4",
+            p_mins="0",
+            repetitions=1,
+            temperature=temperature,
+        )
+        loader = Loader(options, options, HubOptions(offline=True), 512, tmp_path / "costs.json")
+        found.append(run_sweep(asked, tmp_path / f"run {temperature}", loader))
+    greedy, sampled = found
+    first, second, limited = greedy.answers
+    assert second.prompt[: len(first.prompt) - 1] == first.prompt[:-1], "behind the target's own answer"
+    assert len(second.prompt) > len(first.prompt) + len(first.tokens) / 2
+    assert json.loads(limited.text)["a"] in ("the", "and")
+    assert any(run.forced > 3 for run in greedy.runs if run.case == limited.case)
+    assert sum(bool(run.equal) for run in greedy.runs) / len(greedy.runs) > 0.9  # near-ties may part
+    assert all(run.divergence is not None for run in greedy.runs if not run.equal)
+    assert {run.draft for run in greedy.runs} == {None, "draft"}
+    assert {run.equal for run in sampled.runs} == {None}
+
+
+# In pieces, as other machines do them: the same rows as in one process
+
+
+def in_pieces(sweep: Sweep, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> None:
+    """Every piece of work on fresh models, as on as many machines; each is cut off after so many rows."""
+    piece = Piece(targets[0], tuple(drafts), sweep.plan, tuple(sweep.workloads), sweep.loader)
+    for cut in (2, 9, 20, 40, 70, None):
+        for number, item in enumerate(work(piece, sweep.store.rows)):
+            if not isinstance(item, tuple):
+                sweep.store.append(item)
+            if number == cut:
+                break
+
+
+def without_models(rows: Sequence[Row]) -> list[Row]:
+    """Without load options and loading, which are each machine's own."""
+    return [row for row in rows if not isinstance(row, ModelRow)]
+
+
+def test_pieces_find_out_what_a_sweep_in_one_process_does(tmp_path: Path) -> None:
+    # What runs for real is given: it does not depend on the time that choosing takes.
+    given, found = plan(tmp_path, finalists=0, controls=["model 3", "lookup 4"]), []
+    for name, elsewhere in (("one", None), ("pieces", in_pieces)):
+        run_sweep(given, tmp_path / name, loader=FakeLoader(), elsewhere=elsewhere)
+        found.append(signature(without_models(read_rows(tmp_path / name))))
+    assert found[0] == found[1]
+
+
+def test_what_goes_wrong_in_a_piece_is_raised_where_its_rows_are_taken(tmp_path: Path) -> None:
+    class Broken(FakeLoader):
+        def target(self, file: ModelFile) -> Any:
+            raise BackendError(file.name, "it does not fit")
+
+    sweep = plan(tmp_path)
+    [target] = FakeLoader().find(["target"])
+    with pytest.raises(BackendError, match="does not fit"):
+        list(work(Piece(target, (), sweep, (), Broken()), []))
+
+
+# Machines
+
+
+def test_a_machine_says_what_it_is_and_which_backends_it_lacks() -> None:
+    def check(backend: str) -> None:
+        if backend == "ik":
+            raise BackendError("backend ik", "it is not installed")
+
+    assert facts_here("ik", check)["refused"] == "backend ik: it is not installed"
+    said = facts_here("llama.cpp", check)
+    assert said["refused"] == "" and said["host"] == host_id() != ""
+    one = Node("a", "one", "host", 1, 0, 1, said["facts"])
+    check_alike([one, replace(one, name="two")])
+    with pytest.raises(SettingError, match=r"its machines differ \(one: .*; two: .*, 99 cores, "):
+        check_alike([one, replace(one, name="two", facts=said["facts"] | {"physical_cores": 99})])
+
+
+# Files
+
+
+def test_a_model_is_found_by_its_content(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "model.gguf")
+    [file] = find_models([str(path)], hub=HubOptions())
+    loader = Loader(LoadOptions(), LoadOptions(), HubOptions())
+    assert at_hand(file, (), loader) is file
+    elsewhere = replace(file, path=tmp_path / "gone.gguf", fingerprint=fingerprint(embedded_default()))
+    assert at_hand(elsewhere, ["default"], loader).path == embedded_default()
+    path.write_bytes(b"GGUF and nothing else")
+    with pytest.raises(MissingFile, match="does not have it"):
+        at_hand(file, ["default"], loader)

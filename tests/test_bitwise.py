@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ from outrider.drafters.prediction import PredictionDrafter
 from outrider.engine import Engine
 from outrider.policy.auto import AutoPolicy
 from outrider.policy.fixed import FixedPolicy
-from rounded import RoundedModel, Rounding
+from rounded import RoundedModel, Rounding, bitwise
 from timed_models import TimedModel
 from tiny_gguf import write_tiny
 
@@ -60,15 +59,6 @@ UP_TO_SEVEN = Rounding((7, 63))
 def rounded(rounding: Rounding, context_length: int = 512, **options: Any) -> FakeModel:
     settings = {"max_sequences": 1, "max_batch_tokens": 128, "max_rows": 128} | options
     return RoundedModel(VOCABULARY, LANGUAGE, rounding, context_length=context_length, **settings)
-
-
-def bitwise(rounding: Rounding, sizes: Sequence[int], num_sequences: int = 1, **options: Any) -> BitwiseModel:
-    return BitwiseModel(
-        lambda length: rounded(rounding, length, **options),
-        EqualSizes(tuple(sizes)),
-        context_length=256,
-        max_sequences=num_sequences,
-    )
 
 
 def rows_of(model: FakeModel | BitwiseModel, tokens: Sequence[int], cuts: Sequence[int]) -> list[bytes]:
@@ -181,7 +171,7 @@ def test_the_price_is_measured_against_the_plain_model() -> None:
 def test_the_bits_do_not_depend_on_how_a_text_is_cut(cuts: list[int], seed: int) -> None:
     text = np.random.default_rng(seed).integers(0, VOCABULARY.size, 60).tolist()
     for rounding, sizes in ((NO_SINGLE, (2, 3, 5, 9)), (UP_TO_SEVEN, (1, 2, 7)), (UP_TO_SEVEN, (8, 16, 63))):
-        model = bitwise(rounding, sizes)
+        model = bitwise(LANGUAGE, rounding, sizes)
         assert rows_of(model, text, cuts) == rows_of(model, text, [1])
 
 
@@ -189,16 +179,16 @@ def test_the_bits_do_not_depend_on_how_a_text_is_cut(cuts: list[int], seed: int)
 def test_the_rows_that_were_wanted_are_those_of_the_last_tokens(num_tokens: int, data: st.DataObject) -> None:
     num_rows = data.draw(st.integers(0, num_tokens))
     tokens = tuple(i % VOCABULARY.size for i in range(num_tokens))
-    model, exact = bitwise(Rounding(()), (2, 4, 8)), FakeModel(VOCABULARY, LANGUAGE)
+    model, exact = bitwise(LANGUAGE, Rounding(()), (2, 4, 8)), FakeModel(VOCABULARY, LANGUAGE)
     [rows] = model.decode([Span(0, tokens, 0, num_rows)])
     assert rows.shape == (num_rows, VOCABULARY.size) and model.length(0) == num_tokens
-    whole = bitwise(Rounding(()), (2, 4, 8)).decode([Span(0, tokens, 0, num_tokens)])[0]
+    whole = bitwise(LANGUAGE, Rounding(()), (2, 4, 8)).decode([Span(0, tokens, 0, num_tokens)])[0]
     assert (rows == whole[num_tokens - num_rows :]).all()
     assert exact.decode([Span(0, tokens, 0, num_rows)])[0].shape == rows.shape
 
 
 def test_a_copied_beginning_goes_on_as_the_original() -> None:
-    model = bitwise(NO_SINGLE, (2, 4), num_sequences=2)
+    model = bitwise(LANGUAGE, NO_SINGLE, (2, 4), num_sequences=2)
     model.decode([Span(0, (0, 1, 2, 3), 0, 4)])
     model.copy(0, 1, 3)
     model.truncate(0, 3)
@@ -227,7 +217,7 @@ def test_a_call_that_fails_stores_nothing() -> None:
 
 
 def test_a_context_is_filled_to_its_last_token() -> None:
-    model = bitwise(NO_SINGLE, (2, 8))
+    model = bitwise(LANGUAGE, NO_SINGLE, (2, 8))
     assert model.context_length == 256
     for start in range(256):
         model.decode([Span(0, (0,), start, 1)])
@@ -236,7 +226,7 @@ def test_a_context_is_filled_to_its_last_token() -> None:
 
 
 def test_what_breaks_the_contract_is_refused_before_any_call() -> None:
-    model = bitwise(NO_SINGLE, (2, 4), num_sequences=2)
+    model = bitwise(LANGUAGE, NO_SINGLE, (2, 4), num_sequences=2)
     good = Span(0, (0, 1), 0, 2)
     for wrong in (
         Span(1, (0,), 5, 1),
@@ -249,7 +239,7 @@ def test_what_breaks_the_contract_is_refused_before_any_call() -> None:
             model.decode([good, wrong])
         assert model.length(0) == 0
     with pytest.raises(BackendError, match="no calls of 200"):
-        bitwise(NO_SINGLE, (2, 200))
+        bitwise(LANGUAGE, NO_SINGLE, (2, 200))
 
 
 def test_lanes_are_closed_when_one_cannot_be_opened() -> None:
@@ -273,8 +263,8 @@ def test_lanes_are_closed_when_one_cannot_be_opened() -> None:
 
 
 def test_sequences_share_a_call_and_nothing_else() -> None:
-    model = bitwise(NO_SINGLE, (2, 4), num_sequences=3)
-    alone = bitwise(NO_SINGLE, (2, 4))
+    model = bitwise(LANGUAGE, NO_SINGLE, (2, 4), num_sequences=3)
+    alone = bitwise(LANGUAGE, NO_SINGLE, (2, 4))
     first = alone.decode([Span(0, (0, 1, 2), 0, 3)])[0].copy()
     last = alone.decode([Span(0, (3,), 3, 1)])[0].copy()
     rows = model.decode([Span(2, (3, 3), 0, 1), Span(1, (0, 1, 2), 0, 3)])
@@ -282,6 +272,11 @@ def test_sequences_share_a_call_and_nothing_else() -> None:
     rows = model.decode([Span(0, (1,), 0, 1), Span(1, (3,), 3, 1)])
     assert (rows[1] == last).all()
     assert [model.length(i) for i in range(3)] == [1, 4, 2]
+
+
+def test_without_it_they_do() -> None:
+    model, text = rounded(NO_SINGLE), [0, 1, 2, 3, 0, 1, 2, 3]
+    assert rows_of(model, text, [8]) != rows_of(model, text, [1])
 
 
 # By default: where they find the memory, and never why a model cannot be opened
@@ -369,9 +364,7 @@ def test_every_library_opens_what_it_runs(
             np.testing.assert_allclose(rows, expected, atol=1e-2)
 
 
-# Texts on a model whose logits depend on the sizes of calls and on other sequences: with equal calls they are
-# those of plain decoding
-
+# Texts: without equal calls they part from plain decoding's, with them they never do
 
 STABLE = SamplingParams(temperature=1.0, seed=5)
 CONTEXT = 160
@@ -405,38 +398,21 @@ def shared(rounding: Rounding, num_sequences: int) -> FakeModel:
     return RoundedModel(VOCABULARY, language, rounding, context_length=CONTEXT, max_sequences=num_sequences)
 
 
-def equal(rounding: Rounding, sizes: Sequence[int], num_sequences: int) -> BitwiseModel:
-    return BitwiseModel(
-        lambda length: RoundedModel(VOCABULARY, language, rounding, context_length=length, max_sequences=1),
-        EqualSizes(tuple(sizes)),
-        context_length=CONTEXT,
-        max_sequences=num_sequences,
-    )
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A request, and the step at which it comes."""
-
-    request: Request
-    step: int
-
-
-def texts(engine: Engine, arrivals: Sequence[Arrival]) -> list[tuple[int, ...]]:
-    """The answers of requests that come while others run; one for which there is no room waits."""
+def texts(engine: Engine, requests: Sequence[Request], steps: Sequence[int]) -> list[tuple[int, ...]]:
+    """The answers of requests that come at these steps; one for which there is no room waits."""
     found: dict[int, list[int]] = {}
     places: dict[int, int] = {}
-    waiting = sorted(range(len(arrivals)), key=lambda i: arrivals[i].step)
+    waiting = sorted(range(len(requests)), key=steps.__getitem__)
     step = 0
     while waiting or engine.num_running:
-        while waiting and arrivals[waiting[0]].step <= step and engine.has_room(arrivals[waiting[0]].request):
+        while waiting and steps[waiting[0]] <= step and engine.has_room(requests[waiting[0]]):
             place = waiting.pop(0)
-            places[engine.submit(arrivals[place].request)] = place
+            places[engine.submit(requests[place])] = place
         for update in engine.step() if engine.num_running else ():
             assert update.error is None
             found.setdefault(places[update.record.request], []).extend(update.record.tokens)
         step += 1
-    return [tuple(found[i]) for i in range(len(arrivals))]
+    return [tuple(found[i]) for i in range(len(requests))]
 
 
 def plain(make: Callable[[int], Model], request: Request) -> tuple[int, ...]:
@@ -444,34 +420,26 @@ def plain(make: Callable[[int], Model], request: Request) -> tuple[int, ...]:
     return Engine(make(1)).generate(request).tokens
 
 
-def arrivals_of(prompts: Sequence[Sequence[int]], steps: Sequence[int], stable: bool) -> list[Arrival]:
-    return [
-        Arrival(
-            Request(
-                tuple(prompt),
-                STABLE if stable else GREEDY,
-                max_tokens=12 + 3 * i,
-                verification=Verification("stable" if stable else "auto"),
-                prediction=tuple(prompt[:8]),
-                ignore_end=True,
-            ),
-            step,
-        )
-        for i, (prompt, step) in enumerate(zip(prompts, steps, strict=True))
-    ]
-
-
 PROMPTS = st.lists(st.integers(0, VOCABULARY.size - 2), min_size=1, max_size=60)
 TREE = st.lists(st.tuples(st.booleans(), PROMPTS), min_size=1, max_size=8)
 
 
-def prompts_of(tree: Sequence[tuple[bool, Sequence[int]]]) -> list[list[int]]:
-    """Prompts of which some go on from the one before, so that what it stored is reused."""
-    prompts: list[list[int]] = []
+def requests_of(tree: Sequence[tuple[bool, Sequence[int]]], *, stable: bool) -> list[Request]:
+    """Requests of which some go on from the one before, so that what it stored is reused."""
+    requests: list[Request] = []
     for goes_on, tokens in tree:
-        start = prompts[-1] if goes_on and prompts and len(prompts[-1]) < 60 else []
-        prompts.append([*start, *tokens])
-    return prompts
+        before = requests[-1].prompt if goes_on and requests and len(requests[-1].prompt) < 60 else ()
+        prompt = (*before, *tokens)
+        request = Request(
+            prompt,
+            STABLE if stable else GREEDY,
+            max_tokens=12 + 3 * len(requests),
+            verification=Verification("stable" if stable else "auto"),
+            prediction=prompt[:8],
+            ignore_end=True,
+        )
+        requests.append(request)
+    return requests
 
 
 @pytest.mark.parametrize(
@@ -485,13 +453,12 @@ def test_a_text_is_that_of_plain_decoding_whatever_else_happens(
     policy: str, num_sequences: int, who: str, tree: list[tuple[bool, list[int]]], data: st.DataObject
 ) -> None:
     rounding, sizes = data.draw(st.sampled_from(KERNELS))
-    prompts = prompts_of(tree)
-    steps = data.draw(st.lists(st.integers(0, 30), min_size=len(prompts), max_size=len(prompts)))
-    arrivals = arrivals_of(prompts, steps, data.draw(st.booleans()))
+    requests = requests_of(tree, stable=data.draw(st.booleans()))
+    steps = data.draw(st.lists(st.integers(0, 30), min_size=len(tree), max_size=len(tree)))
     chosen: Policy = AutoPolicy() if policy == "auto" else FixedPolicy(p_min=0)
-    engine = Engine(equal(rounding, sizes, num_sequences), DRAFTERS[who](), chosen)
-    said = texts(engine, arrivals)
-    assert said == [plain(lambda n: equal(rounding, sizes, n), a.request) for a in arrivals]
+    engine = Engine(bitwise(language, rounding, sizes, num_sequences), DRAFTERS[who](), chosen)
+    said = texts(engine, requests, steps)
+    assert said == [plain(lambda n: bitwise(language, rounding, sizes, n), request) for request in requests]
 
 
 @pytest.mark.parametrize(
@@ -500,12 +467,12 @@ def test_a_text_is_that_of_plain_decoding_whatever_else_happens(
         (Rounding((1,)), 1),
         (Rounding((7, 63)), 1),
         *((rounding, 8) for rounding, _ in KERNELS),
-        (Rounding((), mixes=True), 8),  # other sequences in the same cache alone
+        (Rounding((), mixes=True), 8),  # equal calls, and other sequences in the same cache
     ],
 )
 def test_without_equal_calls_texts_part(rounding: Rounding, num_sequences: int) -> None:
-    prompts = [[(i * 7 + j * j) % 4 for j in range(40)] for i in range(8)]
-    arrivals = arrivals_of(prompts, range(8), stable=False)
+    tree = [(False, [(i * 7 + j * j) % 4 for j in range(40)]) for i in range(8)]
+    requests = requests_of(tree, stable=False)
     engine = Engine(shared(rounding, num_sequences), DRAFTERS["right"](), FixedPolicy(p_min=0))
-    said = texts(engine, arrivals)
-    assert said != [plain(lambda n: shared(rounding, n), arrival.request) for arrival in arrivals]
+    said = texts(engine, requests, range(8))
+    assert said != [plain(lambda n: shared(rounding, n), request) for request in requests]

@@ -405,7 +405,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tiny(folder / "recurrent.gguf", arch="mamba")
     write_tiny(folder / "experts.gguf", arch="qwen2moe")
     questions = ["the rain in the street", "a stone at the shore", "there was a king", "on the other hand"]
-    prompts = [{"id": str(i), "prompt": text, "max_tokens": 32} for i, text in enumerate(questions * 2)]
+    prompts = [{"id": str(i), "prompt": text, "max_tokens": 32} for i, text in enumerate(questions)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     return folder
 

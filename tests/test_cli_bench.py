@@ -3,13 +3,12 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from bench_rows import bench_rows
+from bench_models import bench_rows
 from cli_helpers import Call, refused
 from outrider.costs.store import PairCosts, export_costs
 from outrider.lab.bench.figures import bests
@@ -17,8 +16,8 @@ from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.bench.results import ROWS, Results
 from outrider.lab.loaded import Loader
 from outrider.lab.settings import Setting
-from outrider.lab.subject import Progress
 from outrider.models.hub import HubOptions
+from outrider.session.options import Progress
 from outrider.session.session import describe_policy
 from recordings import FLAT, SMALL, curve
 from tiny_gguf import write_tiny
@@ -28,14 +27,12 @@ class Sweep:
     """Stands in for the sweep: keeps what it was asked for and gives rows that were made up."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[SweepPlan, Path, Loader]] = []
+        self.calls: list[tuple[SweepPlan, Path, Loader]] = []
 
-    def __call__(
-        self, plan: SweepPlan, folder: Path, loader: Loader, *, progress: Callable[[Progress], None]
-    ) -> Results:
-        self.asked.append((plan, folder, loader))
-        progress(Progress("recording", 0.25, "tiny, chat"))
-        progress(Progress("running", 0.5, "tiny, chat"))
+    def __call__(self, plan: SweepPlan, folder: Path, loader: Loader, *, progress: Progress) -> Results:
+        self.calls.append((plan, folder, loader))
+        progress("recording, tiny: chat", 0.25)
+        progress("running, tiny: chat", 0.5)
         folder.mkdir(parents=True, exist_ok=True)
         return Results.of(bench_rows())
 
@@ -68,11 +65,11 @@ def finished(tmp_path: Path) -> Path:
 def test_without_anything_the_defaults_are_swept(run: Call, sweep: Sweep, tmp_path: Path) -> None:
     outcome = run()
     assert outcome.status == 0, outcome.err
-    [(plan, folder, _)] = sweep.asked
-    assert (plan, folder) == (SweepPlan(), Path("bench"))
+    [(plan, folder, _)] = sweep.calls
+    assert plan == SweepPlan() and folder == Path("bench")
     assert (tmp_path / "bench" / "report.html").read_text().startswith("<!")
     assert outcome.out.strip() and outcome.err.strip().endswith("report: bench/report.html")
-    assert "sweeping: 25%, recording, tiny, chat" in outcome.err
+    assert "sweeping: 25%, recording, tiny: chat" in outcome.err
     assert "running, tiny" not in outcome.err, "one line in ten seconds"
 
 
@@ -87,7 +84,7 @@ def test_every_flag_arrives(run: Call, sweep: Sweep, tmp_path: Path) -> None:
     """)
     outcome = run(*flags)
     assert outcome.status == 0, outcome.err
-    [(plan, folder, loader)] = sweep.asked
+    [(plan, folder, loader)] = sweep.calls
     assert (plan.targets, plan.drafts) == (["t.gguf"], ["d.gguf", "e.gguf"])
     assert plan.workload == ["edits", "q.jsonl#math"]
     assert (plan.prompts, plan.max_tokens, plan.temperature, plan.seed) == (3, 40, 0.2, 7)
@@ -105,6 +102,8 @@ def test_every_flag_arrives(run: Call, sweep: Sweep, tmp_path: Path) -> None:
     ("flags", "said"),
     [
         ("--draft-lengths 9-3", "--draft-lengths: 9-3 cannot be used: '9-3' is not a length"),
+        ("--draft-lengths 1-900", "'1-900' is not a length of 0 to 64"),
+        ("--draft-lengths 1.5", "'1.5' is not a length"),
         ("--repetitions 0", "--repetitions: 0 cannot be used: it has to be 1 or more"),
         ("--finalists -1", "--finalists: -1 cannot be used: "),
         ("--p-mins 0,x", "--p-mins: 0,x cannot be used: they are probabilities"),
@@ -126,7 +125,7 @@ def test_what_is_wrong_is_refused_before_anything_runs(
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     assert said in refused(run(*flags.split()))
-    assert sweep.asked == []
+    assert sweep.calls == []
 
 
 def test_costs_that_will_not_do_are_refused_before_anything_runs(
@@ -137,7 +136,7 @@ def test_costs_that_will_not_do_are_refused_before_anything_runs(
     assert "it has no costs of a draft model" in refused(run("--costs", "costs.json", "-md", "d.gguf"))
     (tmp_path / "costs.json").write_text("{}")
     assert "not of the schema" in refused(run("--costs", "costs.json"))
-    assert len(sweep.asked) == 1
+    assert len(sweep.calls) == 1
 
 
 @pytest.mark.usefixtures("sweep")
@@ -163,10 +162,12 @@ def test_the_findings_as_json(run: Call, finished: Path, tmp_path: Path) -> None
 def test_reports_of_runs(run: Call, finished: Path, tmp_path: Path) -> None:
     outcome = run("report", finished)
     assert outcome.status == 0 and outcome.out.strip() and not list(tmp_path.rglob("*.html"))
-    page = tmp_path / "page.html"
-    assert run("report", finished, "--html", page).out == outcome.out and "<html" in page.read_text()
+    assert run("report", finished, "--html", tmp_path / "page.html").out == outcome.out
+    assert "<html" in (tmp_path / "page.html").read_text()
     assert "no such file" in refused(run("report", tmp_path / "none"))
-    assert "its folder does not exist" in refused(run("report", finished, "--html", page / "b.html"))
+    assert "its folder does not exist" in refused(
+        run("report", finished, "--html", tmp_path / "a" / "b.html")
+    )
 
 
 def test_exporting_a_run(run: Call, finished: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def verify(outrider: Call, monkeypatch: pytest.MonkeyPatch, models: Path, tmp_pa
 
     def run(*arguments: str, stdin: str = "", samples: int = 30) -> Outcome:
         def small(settings: VerifySettings, verification: Verification) -> CertifyPlan:
-            return replace(make_plan(settings, verification), samples=samples, significance=0.01)
+            return replace(make_plan(settings, verification), samples=samples, repeats=3, significance=0.01)
 
         monkeypatch.setattr(command, "make_plan", small)
         base = ("verify", *pair, "-t", "1", "--quick", "-n", "8", "--rule", "token")

@@ -1,6 +1,5 @@
 """Speculation against plain decoding: equal, or where and how closely not."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,13 +7,14 @@ import pytest
 
 from engines import GREEDY, VOCABULARY, ScriptedDrafter, greedy_continuation, oracle
 from outrider.backends.fake import FakeModel, random_logits
-from outrider.core.data import Completion, Logits, Request, Span
+from outrider.core.data import Request
 from outrider.core.errors import SettingError
 from outrider.core.params import SamplingParams, Verification
 from outrider.engine import Engine
 from outrider.lab.comparison import compare, find_divergence
 from outrider.policy.fixed import FixedPolicy
 from outrider.session.readout import read_out
+from rounded import NearTie
 
 LANGUAGE = random_logits(VOCABULARY.size, seed=11, order=3)
 REQUEST = Request((0, 1, 2), GREEDY, max_tokens=20, ignore_end=True)
@@ -24,29 +24,8 @@ def engine_of(model: FakeModel, num_right: int = 2) -> Engine:
     return Engine(model, [ScriptedDrafter(oracle(LANGUAGE, num_right))], FixedPolicy(draft_max=4))
 
 
-class NearTie(FakeModel):
-    """In batched calls the row after `at` tokens comes out a little otherwise, as on real machines.
-
-    The two best logits lie `MARGIN` apart there, and rounding swaps them.
-    """
-
-    MARGIN = 0.25
-
-    def __init__(self, at: int, *, times: int = 10**9) -> None:
-        super().__init__(VOCABULARY, LANGUAGE)
-        self._at = at
-        self._times = times
-
-    def decode(self, spans: Sequence[Span]) -> list[Logits]:
-        rows = super().decode(spans)
-        for span, logits in zip(spans, rows, strict=True):
-            for i, row in enumerate(logits):
-                if span.start + len(span.tokens) - span.rows + i + 1 == self._at:
-                    best, second = np.argsort(row)[[-1, -2]]
-                    swapped = len(span.tokens) > 1 and self._times > 0
-                    self._times -= swapped
-                    row[best] = row[second] + (-self.MARGIN if swapped else self.MARGIN)
-        return rows
+def near_tie(at: int, **options: int) -> NearTie:
+    return NearTie(VOCABULARY, LANGUAGE, at, **options)
 
 
 def test_equal_outputs() -> None:
@@ -96,7 +75,7 @@ def test_a_first_run_that_was_made_already_counts() -> None:
 
 def test_a_near_tie_is_shown_with_its_margin() -> None:
     at = 10
-    comparison = compare(engine_of(NearTie(at)), REQUEST)
+    comparison = compare(engine_of(near_tie(at)), REQUEST)
     position = at - len(REQUEST.prompt)
     text = greedy_continuation(LANGUAGE, REQUEST.prompt, position)
     best, second = np.argsort(LANGUAGE([*REQUEST.prompt, *text]))[[-1, -2]]
@@ -109,7 +88,7 @@ def test_a_near_tie_is_shown_with_its_margin() -> None:
 
 def test_a_difference_in_any_repetition_is_shown() -> None:
     for chosen in range(8):  # whichever of the runs happens to be the one of median time
-        comparison = compare(engine_of(NearTie(10, times=1), 1000), REQUEST, repetitions=5)
+        comparison = compare(engine_of(near_tie(10, times=1), 1000), REQUEST, repetitions=5)
         assert not comparison.equal and comparison.divergence is not None, chosen
         assert comparison.divergence.position == 7
 
@@ -118,7 +97,7 @@ def test_a_divergence_is_found_by_hand_too() -> None:
     model = FakeModel(VOCABULARY, LANGUAGE)
     done = engine_of(model).generate(REQUEST)
     changed = (done.tokens[19] + 1) % VOCABULARY.size
-    other: Completion = replace(done, tokens=(*done.tokens[:19], changed))
+    other = replace(done, tokens=(*done.tokens[:19], changed))
     divergence = find_divergence(model, REQUEST, done, other)
     row = LANGUAGE([*REQUEST.prompt, *done.tokens[:19]])
     assert divergence is not None and divergence.position == 19

@@ -1,8 +1,14 @@
 """Outrider's proposer for vLLM, in a simulated worker."""
 
+import json
 import logging
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli_helpers import ROOT
 from outrider.core.data import StepRecord
 from outrider.core.errors import SettingError
 from outrider.core.params import Drafting
 from outrider.fleet.speculation import Speculation
 from outrider.fleet.vllm import Proposer
+from outrider.models.embedded import embedded_default
 from outrider.policy.auto import AutoPolicy
 from vllm_worker import MAX_LENGTH, Asked, SimulatedWorker, config
 
@@ -194,3 +202,31 @@ def test_a_failure_is_said_once_and_ends_no_engine(
 def test_settings_that_cannot_be_used_are_named(options: Any) -> None:
     with pytest.raises(SettingError, match="cannot be used"):
         Proposer(config(outrider=options))
+
+
+# In a real vLLM: OUTRIDER_VLLM names a Python that has it, if this one has not
+
+PYTHON = os.environ.get("OUTRIDER_VLLM") or (sys.executable if find_spec("vllm") else None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    PYTHON is None, reason="vLLM is not installed, and OUTRIDER_VLLM names no Python that has it"
+)
+def test_texts_are_those_of_plain_decoding_and_drafts_are_accepted(tmp_path: Path) -> None:
+    speculation = {"model": "outrider.fleet.vllm.Proposer", "num_speculative_tokens": 8}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
+    environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    found = []
+    for options in (None, speculation):
+        command = [str(PYTHON), str(ROOT / "tests" / "vllm_program.py"), str(embedded_default())]
+        command += [str(tmp_path / "model"), json.dumps(options)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "nothing is drafted any more" not in done.stdout + done.stderr
+        found.append(
+            json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"tokens')))
+        )
+    plain, drafted = found
+    assert drafted["tokens"] == plain["tokens"]
+    assert drafted["accepted"] > 0

@@ -20,7 +20,7 @@ from outrider.costs.store import PairCosts, export_costs
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.lab.bench.plan import SweepPlan
-from outrider.lab.bench.report.words import choices
+from outrider.lab.bench.report import choices
 from outrider.lab.bench.results import Results
 from outrider.lab.bench.sweep import run_sweep
 from outrider.lab.check import agreement_of
@@ -250,7 +250,9 @@ def swept(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     }
     plan, options = SweepPlan(**values), replace(OPTIONS, backend="auto")
     loader = Loader(options, options, HubOptions(offline=True), 512, plan.costs)
-    run_sweep(plan, folder / "run", loader)
+    with collect_notices() as notices:
+        run_sweep(plan, folder / "run", loader)
+    assert "llama.cpp alone runs" in notices[0]
     return Results.read(folder / "run")
 
 
@@ -260,8 +262,7 @@ def test_a_sweep_runs_a_head_as_a_draft(swept: Results) -> None:
     [head] = [row for row in swept.models if row.role == "draft"]
     assert isinstance(head, ModelRow) and head.beside == "target" and head.model == OWN_HEAD
     assert any(row.what == "mtp for headless" for row in swept.skipped)
-    alone = "mtp holds MTP layers, which it alone runs"
-    assert [row.why for row in swept.skipped if row.what == "other libraries than llama.cpp"] == [alone]
+    assert {row.backend for row in swept.models} == {"llama.cpp"}, "the one that runs heads"
     [costs] = [row for row in swept.costs if row.role == "draft"]
     assert (costs.model, costs.beside) == (OWN_HEAD, "target")
     assert {len(row.cases) for row in swept.predictions} == {3}
@@ -290,7 +291,6 @@ def test_a_sweep_runs_a_head_as_a_draft(swept: Results) -> None:
 
 def test_the_report_of_a_sweep_with_a_head(swept: Results) -> None:
     assert swept.columns_of("target") == [None, OWN_HEAD] and swept.columns_of("headless") == [None]
-    for choice in choices(swept):
-        assert "-md" not in choice.command
-        with_head = choice.ran.target == "target" and choice.ran.draft is None
-        assert ("--no-mtp" in choice.command) == with_head
+    for ran, command in choices(swept).items():
+        assert "-md" not in command
+        assert ("--no-mtp" in command) == (ran.target == "target" and ran.draft is None)

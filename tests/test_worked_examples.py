@@ -71,7 +71,7 @@ def test_a_chat_format(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_picture() -> None:
     prompts: Callable[[Results], Any] = example(
-        "Example: a picture", import_module("outrider.lab.bench.report.page")
+        "Example: a picture", import_module("outrider.lab.bench.report")
     )["prompts"]
     made = prompts(Results.read(SWEEP))
     assert len(made.bars) == len(made.rows) > 0 and max(made.bars) == 100

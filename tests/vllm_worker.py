@@ -51,7 +51,6 @@ class SimulatedWorker:
         self.now_s = 100.0
         self.num_calls = 0
         self.num_drafted = 0
-        self.most_rows = 0
         self.starts = 0
         """requests that were read from the start, those that came back included"""
         self._texts = np.zeros((max_requests, MAX_LENGTH), dtype=np.int32)
@@ -78,7 +77,6 @@ class SimulatedWorker:
     def step(self, propose: Propose, cut: int | None = None) -> list[list[int]]:
         """One call, and the proposals for the next. The scheduler cuts drafts to `cut` tokens."""
         sampled, lengths, size = list[list[int]](), list[int](), 0
-        self.most_rows = max(self.most_rows, len(self.rows))
         for i, asked in enumerate(self.rows):
             asked.draft = asked.draft[:cut]
             size += min(asked.unread, CHUNK) or 1 + len(asked.draft)

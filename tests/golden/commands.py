@@ -109,9 +109,8 @@ def plan() -> Any:
         "pair": program("plan", *pair, "--json"),
         "mixture": program("plan", *mixture, "--batch", "8", "--json"),
     }
-    engines = ("vllm", "llama-server")
-    exports = {engine: program("plan", *pair, "--export", engine, "--json") for engine in engines}
-    return {name: rounded(shown) for name, shown in (found | exports).items()}
+    found["vllm"] = program("plan", *pair, "--export", "vllm", "--json")
+    return {name: rounded(shown) for name, shown in found.items()}
 
 
 def check() -> Any:

@@ -22,17 +22,15 @@ from outrider.core.notices import collect_notices
 from outrider.core.numbers import readable
 from outrider.costs.store import import_costs
 from outrider.lab.bench import figures
-from outrider.lab.bench.figures import Best
+from outrider.lab.bench.figures import Finding
 from outrider.lab.bench.plan import SweepPlan
-from outrider.lab.bench.report.page import write_report
-from outrider.lab.bench.report.words import Choice, cells, choices, notes, skipped, verdict
+from outrider.lab.bench.report import cells, choices, notes, skipped, verdict, write_report
 from outrider.lab.bench.results import ROWS, Results
 from outrider.lab.bench.results import export as write_table
 
 if TYPE_CHECKING:  # it takes a second to import
     from outrider.fleet.ray.sweeping import RaySweep
     from outrider.lab.loaded import Loader
-    from outrider.lab.subject import Progress
 
 REPORT = "report.html"
 """A report's name in the folder of its run"""
@@ -43,8 +41,6 @@ def bench(settings: BenchSettings) -> int:
     """Run the plan; returns the exit status."""
     if settings.ray is not None:
         require_extra("--ray", "ray", "leave --ray out")
-    elif settings.machine is not None:
-        raise SettingError("--machine", "there is no cluster", "Name one (--ray), or leave it out.")
     plan = SweepPlan(**{name: getattr(settings, name) for name in SweepPlan.model_fields})
     options, draft_options = (load_options(settings, draft=draft) for draft in (False, True))
     _check(settings, plan)
@@ -65,8 +61,8 @@ def bench(settings: BenchSettings) -> int:
             stack.enter_context(LoadInterrupt())
             report = stack.enter_context(errors.progress())
 
-            def progress(now: Progress) -> None:
-                report("sweeping", now.done, f"{now.stage}, {now.detail}")
+            def progress(what: str, part: float | None) -> None:
+                report("sweeping", part, what)
 
             where: dict[str, Any] = {} if cluster is None else {"elsewhere": cluster, "facts": cluster.facts}
             results = run_sweep(plan, settings.out, loader, progress=progress, **where)
@@ -87,11 +83,10 @@ def bench(settings: BenchSettings) -> int:
 def _cluster(settings: BenchSettings, loader: Loader, stack: ExitStack) -> RaySweep | None:
     if settings.ray is None:
         return None
-    from outrider.fleet.ray.joining import joined
-    from outrider.fleet.ray.sweeping import RaySweep
+    from outrider.fleet.ray.sweeping import RaySweep, joined
 
     stack.enter_context(joined(settings.ray))
-    return RaySweep(settings.backend, loader.check_backend, settings.machine)
+    return RaySweep(settings.backend, loader.check_backend)
 
 
 def _check(settings: BenchSettings, plan: SweepPlan) -> None:
@@ -146,9 +141,9 @@ def print_report(results: Results, console: Screen) -> None:
         console.say(" ".join(verdict(results, target)))
     if not results.targets:
         console.say("Nothing was measured yet.")
-    for choice in choices(results):
-        console.say(f"\nTo run {choice.ran.target}:")
-        console.print(f"  {readable(choice.command)}", soft_wrap=True)  # to be copied
+    for ran, command in choices(results).items():
+        console.say(f"\nTo run {ran.target}:")
+        console.print(f"  {readable(command)}", soft_wrap=True)  # to be copied
     left_out = skipped(results)
     if left_out.rows:
         console.say(f"\n{left_out.caption}", "bold")
@@ -160,9 +155,9 @@ def print_report(results: Results, console: Screen) -> None:
 
 def _print_pairings(results: Results, target: str, console: Screen) -> None:
     found = figures.bests_of(results, target)
-    rows = [[*cells(one).values()] for one in found]
+    rows = [[*cells(results, one).values()] for one in found]
     styles = [_STYLES.get(one.outcome or "", "dim") for one in found]
-    head = [name.replace("plain ", "plain\n") for name in cells(found[0])]
+    head = [name.replace("plain ", "plain\n") for name in cells(results, found[0])]
     styled: list[list[str | Text]] = [
         [*row[:4], *(Text(said, style) for said in row[4:])] for row, style in zip(rows, styles, strict=True)
     ]
@@ -182,13 +177,13 @@ def findings_json(results: Results, folder: Path, report: Path | None) -> dict[s
         "folder": str(folder),
         "report": None if report is None else str(report),
         "machine": results.head.machine,
-        "findings": [_flat("cell", found) for found in figures.bests(results).values()],
-        "choices": [_flat("ran", choice) for choice in choices(results)],
-        "prediction_error": None if error is None else asdict(error),
+        "findings": [_flat(results, found) for found in figures.bests(results).values()],
+        "choices": [ran._asdict() | {"command": command} for ran, command in choices(results).items()],
+        "prediction_error": error and {"results": error[0], "median_error": error[1]},
         "skipped": skipped(results).rows,
     }
 
 
-def _flat(cell: str, found: Best | Choice) -> dict[str, Any]:
-    parts = asdict(found)
-    return parts.pop(cell)._asdict() | parts  # type: ignore[no-any-return]
+def _flat(results: Results, found: Finding) -> dict[str, Any]:
+    parts, plain = asdict(found), figures.measured_speed(results, found.cell.plain)
+    return parts.pop("cell")._asdict() | parts | {"plain_tokens_per_s": plain and asdict(plain)}  # type: ignore[no-any-return]

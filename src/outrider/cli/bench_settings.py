@@ -16,12 +16,6 @@ class BenchSettings(SweepPlan, Hub, JsonOutput, Verbose, Context, Loading):
     ray: str | None = setting(
         None, "Work on a Ray cluster: its HOST:PORT, or auto (docs/cluster.md).", "ADDRESS", panel="Machine"
     )
-    machine: str | None = setting(
-        None,
-        "With --ray: the kind of machine to measure on, where there are several.",
-        "KIND",
-        panel="Machine",
-    )
 
 
 class ReportSettings(JsonOutput):

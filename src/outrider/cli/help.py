@@ -84,7 +84,7 @@ COMMANDS = {
     "plan": CommandSpec(
         "settings:PlanSettings",
         "plan:plan",
-        "Predict what a pair would do on other hardware, and write the command for another engine.",
+        "Predict what a pair would do on other hardware, and write the command for vLLM.",
     ),
     "distill": CommandSpec(
         "outrider.lab.distill.plan:DistillSettings",

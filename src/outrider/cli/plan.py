@@ -1,4 +1,4 @@
-"""`outrider plan`: what a pair would do on hardware that is not here, and what another engine starts with."""
+"""`outrider plan`: what a pair would do on hardware that is not here, and what vLLM starts with."""
 
 from __future__ import annotations
 
@@ -33,8 +33,18 @@ from outrider.lab.plan.calls import (
     model_error,
 )
 from outrider.lab.plan.catalogue import Catalogue, catalogue
-from outrider.lab.plan.exports import ENGINES
-from outrider.lab.plan.plan import COSTS, MAX_BATCH, ODDS, Asked, BatchPlan, Plan, Way, fitting, make_plan
+from outrider.lab.plan.plan import (
+    COSTS,
+    MAX_BATCH,
+    ODDS,
+    Asked,
+    BatchPlan,
+    Plan,
+    Way,
+    export_vllm,
+    fitting,
+    make_plan,
+)
 from outrider.lab.plan.shapes import ModelShape
 
 _LIST = "--list shows what is known."
@@ -47,14 +57,11 @@ def plan(settings: PlanSettings) -> int:
     if settings.list_known:
         print_known(console, known)
         return 0
-    if settings.export is not None and settings.export not in ENGINES:
-        way_out = f"Choose one of {', '.join(ENGINES)}."
-        raise SettingError("--export", f"{settings.export!r} is not an engine", way_out)
     with collect_notices() as notices:
         asked, about = _asked(settings, known)
     made = make_plan(asked)
     if settings.export is not None:
-        started = ENGINES[settings.export](made)
+        started = export_vllm(made)
         write_json(asdict(started)) if settings.print_json else write(started.script)
     elif settings.print_json:
         more = {"acceptance": about, "model_error": model_error(), "notices": notices}
@@ -119,7 +126,7 @@ def _acceptance(
 def _engine(target: str, export: str | None, known: Catalogue) -> Engine | None:
     """The engine that is asked for, or the only one that loads such weights; None: the usual one."""
     if export is not None:
-        return "llama.cpp" if export == "llama-server" else "vllm"
+        return "vllm"
     kind = target.rpartition(":")[2].lower()
     if target.endswith(".gguf"):
         return "llama.cpp"
@@ -204,7 +211,7 @@ def _shown(batch: BatchPlan, place: int) -> Sequence[Way | None]:
 def _row(plan: Plan, batch: BatchPlan, way: Way | None) -> tuple[Cell, ...]:
     needed = sum(memory_bytes(plan.asked.loaded(way), batch=batch.batch, context=plan.asked.context))
     memory: Cell = numbers.gigabytes(round(needed))
-    if needed > batch.memory.usable_bytes:
+    if needed > batch.memory["usable_bytes"]:
         memory = Text(f"{memory}: no", "red")
     plain = numbers.digits(batch.plain_tokens_per_s)
     if way is None:

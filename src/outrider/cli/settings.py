@@ -3,7 +3,7 @@
 # Annotations are no strings here: pydantic would evaluate each of them at every start.
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -236,8 +236,8 @@ class PlanSettings(JsonOutput):
         "[WHO=]P",
         panel=_TEXTS,
     )
-    export: str | None = setting(
-        None, "Start command of vllm or llama-server for the plan.", "ENGINE", panel="Output"
+    export: Literal["vllm"] | None = setting(
+        None, "Start command of vLLM for the plan: vllm.", "ENGINE", panel="Output"
     )
     list_known: bool = setting(
         False, "Show the hardware and models that are known.", "--list", panel="Output"

@@ -5,10 +5,9 @@ much of a draft was accepted."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, count
 from time import perf_counter
 from typing import cast
 
@@ -53,26 +52,32 @@ class Running:
     """what was proposed for the step that is running"""
     unread: list[int] = field(default_factory=list)
     """tokens of its text that drafters have not read yet"""
+    tokens: tuple[int, ...] = ()
+    """what the step that ended gave"""
+    is_new: bool = True
+    """it was not in the step before that"""
 
-    def note(self, row: Tokens, length: int) -> None:
-        """Its text is now the first `length` tokens of `row`."""
+    def note(self, row: Tokens, length: int, tokens: Sequence[int], *, is_new: bool) -> None:
+        """Its text is now the first `length` tokens of `row`, these the last of it."""
         self.length, self.end = length, row[max(length - _COMPARED, 0) : length].copy()
+        self.tokens, self.is_new = tuple(map(int, tokens)), is_new
 
     def goes_on_in(self, row: Tokens, length: int) -> bool:
         """Whether the first `length` tokens of `row` are its text."""
         end = row[self.length - len(self.end) : self.length]
         return self.length == length and bool(np.array_equal(self.end, end))
 
+    @property
+    def is_verified(self) -> bool:
+        """Whether its tokens can be those of the draft that was proposed, and one of the target's own."""
+        return not self.is_new and len(self.tokens) <= len(self.draft) + 1
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row of a step: `tokens` were sampled for `request`; None while its prompt is being read, of which
-    `length` tokens are known. `is_new`: the request was not in the step before."""
-
-    request: Running | None
-    tokens: tuple[int, ...]
-    is_new: bool
-    length: int
+    @property
+    def verified(self) -> Draft:
+        """The part of the draft that the engine verified. It may cut drafts (a grammar, a full batch): then
+        all that came back agrees with the draft, and the last of it is the target's own."""
+        is_cut = common_prefix(self.draft.tokens, self.tokens) == len(self.tokens)
+        return self.draft.first(len(self.tokens) - 1) if is_cut else self.draft
 
 
 class Rows:
@@ -80,32 +85,28 @@ class Rows:
 
     def __init__(self) -> None:
         self._last: dict[int, Running] = {}
-        self._free: list[int] = []
-        self._num_taken = 0
 
     def update(
         self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], texts: Tokens
-    ) -> tuple[list[Row], list[Running]]:
-        """The rows of a step, and the requests that are no longer among them. `sampled` are the tokens that
-        each row got, none while a prompt is being read; `lengths` those of the texts, these tokens included.
+    ) -> tuple[list[Running | None], list[Running]]:
+        """The request of each row, None while its prompt is being read, and the requests that are no longer
+        among them. `sampled` are the tokens that each row got, none while a prompt is being read; `lengths`
+        those of the texts, these tokens included.
         """
         found = self._find(sampled, lengths, texts)
         kept = set(found.values())
         gone = [request for i, request in self._last.items() if i not in kept]
-        for request in gone:
-            heapq.heappush(self._free, request.sequence)
-        rows, now = [], dict[int, Running]()
+        taken = {self._last[i].sequence for i in kept}
+        unused = (number for number in count() if number not in taken)
+        now = dict[int, Running]()
         for i, tokens in enumerate(sampled):
-            length = int(lengths[i])
-            if not tokens:
-                rows.append(Row(None, (), True, length))
-                continue
-            request = self._last[found[i]] if i in found else self._new(texts[i], length)
-            now[i] = request
-            request.note(texts[i], length)
-            rows.append(Row(request, tuple(map(int, tokens)), i not in found, length))
+            if tokens:
+                row, length = texts[i], int(lengths[i])
+                known = self._last[found[i]] if i in found else None
+                now[i] = known or Running(next(unused), length, row[:0], unread=row[:length].tolist())
+                now[i].note(row, length, tokens, is_new=known is None)
         self._last = now
-        return rows, gone
+        return [now.get(i) for i in range(len(sampled))], gone
 
     def _find(
         self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], texts: Tokens
@@ -118,13 +119,6 @@ class Rows:
                 found[i] = j
                 del left[j]
         return found
-
-    def _new(self, row: Tokens, length: int) -> Running:
-        if self._free:
-            sequence = heapq.heappop(self._free)
-        else:
-            sequence, self._num_taken = self._num_taken, self._num_taken + 1
-        return Running(sequence, length, row[:0], unread=row[:length].tolist())
 
 
 class Speculation:
@@ -162,41 +156,37 @@ class Speculation:
         for request in gone:
             for drafter in self._drafters:
                 drafter.end(request.sequence)
-        self._learn(rows, began - self._proposed_at)
-        self._read(rows)
-        drafts = self._drafts(rows)
+        running = [request for request in rows if request is not None]
+        self._learn(running, began - self._proposed_at, len(rows))
+        self._read(running)
+        reading = sum(min(int(lengths[i]), self._chunk) for i, request in enumerate(rows) if request is None)
+        self._draft(running, min(reading, self._chunk))
         self._proposed_at = self._clock()
         self._own_s = self._proposed_at - began
-        return [list(draft.tokens) for draft in drafts]
+        return [list(request.draft.tokens) if request else [] for request in rows]
 
-    def _learn(self, rows: Sequence[Row], call_s: float) -> None:
+    def _learn(self, running: Sequence[Running], call_s: float, num_rows: int) -> None:
         """What became of the drafts, and what the call took where it decoded and did nothing else."""
-        records: dict[int, StepRecord] = {}
-        known = [row for row in rows if row.request and not row.is_new and _is_verified(row)]
-        batch_drafted = sum(len(_verified(row)) for row in known)
-        for row in known:
-            record = self._record(row, call_s, len(rows), batch_drafted)
-            records[record.request] = record
+        known = [request for request in running if request.is_verified]
+        batch_drafted = sum(len(request.verified) for request in known)
+        records = {r.sequence: self._record(r, call_s, num_rows, batch_drafted) for r in known}
         self._num_steps += 1
         # Where a row's part of the call is unknown, the policy takes no time from such a step.
-        if records and len(known) < len(rows):
+        if records and len(known) < num_rows:
             records[-1] = replace(next(iter(records.values())), request=-1, kind="prefill")
         self.policy.observe(records)
-        for row in known:
-            assert row.request is not None
-            row.request.unread += row.tokens
 
-    def _record(self, row: Row, call_s: float, num_sequences: int, batch_drafted: int) -> StepRecord:
-        draft = _verified(row)
+    def _record(self, request: Running, call_s: float, num_sequences: int, batch_drafted: int) -> StepRecord:
+        draft, tokens = request.verified, request.tokens
         return StepRecord(
-            request=row.request.sequence if row.request else 0,
+            request=request.sequence,
             step=self._num_steps,
             kind="decode",
-            position=row.length - len(row.tokens),
+            position=request.length - len(tokens),
             num_evaluated=1 + len(draft),
             draft=draft,
-            num_accepted=min(common_prefix(draft.tokens, row.tokens), len(row.tokens) - 1),
-            tokens=row.tokens,
+            num_accepted=min(common_prefix(draft.tokens, tokens), len(tokens) - 1),
+            tokens=tokens,
             work=DraftWork(),
             draft_s=self._own_s,
             verify_s=call_s,
@@ -208,18 +198,15 @@ class Speculation:
             batch_drafted=batch_drafted,
         )
 
-    def _read(self, rows: Sequence[Row]) -> None:
+    def _read(self, running: Sequence[Running]) -> None:
         """Let drafters read what they have not: tokens that were sampled, and prompts in parts."""
         room = _READ_TOKENS
-        for row in rows:
-            if row.request is None:
-                continue
-            request = row.request
-            if row.is_new:
+        for request in running:
+            if request.is_new:
                 self._begin(request)
-            elif not _is_verified(row):  # tokens of a draft that was not proposed here
-                request.unread += row.tokens
-            size = min(len(request.unread), max(room, len(row.tokens)))
+            else:
+                request.unread += request.tokens
+            size = min(len(request.unread), max(room, len(request.tokens)))
             for drafter in self._drafters:
                 drafter.observe(request.sequence, request.unread[:size])
             del request.unread[:size]
@@ -231,34 +218,17 @@ class Speculation:
             drafter.begin(request.sequence, Request(tuple(first)))
         self.policy.begin(request.sequence, request.length, None)
 
-    def _drafts(self, rows: Sequence[Row]) -> list[Draft]:
-        requests = []
-        for row in rows:
-            room = self._max_length - row.length - 1
-            if row.request is not None:
-                row.request.draft = Draft()
-                if room > 0 and not row.request.unread:
-                    requests.append(DraftRequest(row.request.sequence, room, _NO_SAMPLER))
-        drafts: dict[int, Draft] = {}
-        if requests:
-            reading = sum(min(row.length, self._chunk) for row in rows if row.request is None)
-            others = sum(row.request is not None for row in rows) - len(requests) + min(reading, self._chunk)
-            offers, _ = self.policy.propose(Drafters.of(self._drafters), requests, others)
-            drafts = {request.sequence: draft for request, draft in zip(requests, offers, strict=True)}
-        for row in rows:
-            if row.request is not None:
-                row.request.draft = drafts.get(row.request.sequence, Draft())
-        return [row.request.draft if row.request else Draft() for row in rows]
-
-
-def _is_verified(row: Row) -> bool:
-    """Whether the tokens can be those of the draft that was proposed, and one of the target's own."""
-    return row.request is not None and len(row.tokens) <= len(row.request.draft) + 1
-
-
-def _verified(row: Row) -> Draft:
-    """The part of a draft that the engine verified. It may cut drafts (a grammar, a full batch): then all
-    that came back agrees with the draft, and the last of it is the target's own."""
-    draft = row.request.draft if row.request else Draft()
-    is_cut = common_prefix(draft.tokens, row.tokens) == len(row.tokens)
-    return draft.first(len(row.tokens) - 1) if is_cut else draft
+    def _draft(self, running: Sequence[Running], reading: int) -> None:
+        """Draft for the step to come, beside so many tokens of prompts."""
+        asked = []
+        for request in running:
+            request.draft = Draft()
+            room = self._max_length - request.length - 1
+            if room > 0 and not request.unread:
+                asked.append((request, DraftRequest(request.sequence, room, _NO_SAMPLER)))
+        if asked:
+            others = len(running) - len(asked) + reading
+            drafters = Drafters.of(self._drafters)
+            drafts, _ = self.policy.propose(drafters, [wanted for _, wanted in asked], others)
+            for (request, _), draft in zip(asked, drafts, strict=True):
+                request.draft = draft

@@ -30,7 +30,6 @@ from outrider.lab.recording import Recording
 from outrider.lab.replay import DRAFT, expect
 from outrider.lab.rows import AnswerRow, PairRow, Row
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN
-from outrider.lab.subject import Progress as Stage
 from outrider.lab.subject import Subject
 from outrider.models.finding import FoundFile, check_tokenizers
 from outrider.models.gguf import ModelKind
@@ -338,11 +337,9 @@ def opened(
     file, rows = replace(target, backend=loader.options.backend), list[Row]()
     progress(f"loading {file.name}", None)
     with closing(loader.target(file)[0]) as loaded:
-
-        def tell(now: Stage) -> None:
-            progress(f"{now.stage}, {now.detail}", None)
-
-        yield Subject(file, loaded, workloads, loader, rows, rows.append, tell)
+        yield Subject(
+            file, loaded, workloads, loader, rows, rows.append, lambda what, _part: progress(what, None)
+        )
 
 
 def check(

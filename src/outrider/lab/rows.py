@@ -19,28 +19,10 @@ SCHEMA = "outrider.bench/1"
 Role = Literal["target", "draft"]
 
 
-class Ran(BaseModel):
-    """Where and when a row was made that another machine made; times are seconds since 1970."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    host: str
-    """names the physical host: nodes and containers on it have the same"""
-    node: str
-    target: str
-    """whose work it belongs to"""
-    began_unix_s: float
-    """when the row before it in the same work was there, or that work began"""
-    ended_unix_s: float
-
-
 class _Row(BaseModel):
     """A row; what older runs wrote beside its fields is passed over."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
-
-    ran: Ran | None = None
-    """None: in the sweep's own process"""
 
 
 class HeadRow(_Row):

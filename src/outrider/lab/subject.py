@@ -25,6 +25,7 @@ from outrider.lab.recording import Recording
 from outrider.lab.replay import DRAFT, Prices, prices_of
 from outrider.lab.rows import AnswerRow, CostsRow, ModelRow, OffersRow, PairRow, Role, Row, SkippedRow
 from outrider.policy.fixed import FixedPolicy
+from outrider.session.options import Progress, no_progress
 
 _R = TypeVar("_R")
 
@@ -49,15 +50,6 @@ _STAGES = {
 """Where each begins in the work on a target, and about which part of it it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """`stage` is what is being done, `detail` on what; `done` is the part of everything, 0 to 1."""
-
-    stage: str
-    done: float
-    detail: str
-
-
 @dataclass
 class Subject:
     """A target, what is known about it, and the work that finds out more.
@@ -75,7 +67,7 @@ class Subject:
     loader: Loader
     rows: Sequence[Row]
     append: Callable[[Row], None]
-    tell: Callable[[Progress], None] = lambda _progress: None
+    tell: Progress = no_progress
     drafts: dict[str, ModelFile] = field(default_factory=dict)
     """those that line up with the target"""
 
@@ -90,7 +82,7 @@ class Subject:
 
     def say(self, stage: str, detail: str = "", part: float = 0.0) -> None:
         begin, share = _STAGES[stage]
-        self.tell(Progress(stage, begin + share * part, detail or self.name))
+        self.tell(f"{stage}, {detail or self.name}", begin + share * part)
 
     # What is known
 
@@ -190,6 +182,7 @@ class Subject:
             self.say("scoring", f"{file.name} for {self.name}")
             loaded = self.loader.draft(file, self.target)
             if isinstance(loaded, PairRow):
+                self.skip(f"{file.name} for {self.name}", loaded.why_not or "")
                 self.append(loaded)
                 return
             with closing(loaded[0]) as draft:

@@ -11,35 +11,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Queue
 from threading import Thread
-from time import monotonic, time
-from typing import Any, NamedTuple
+from time import monotonic
+from typing import Any
 
-from outrider.core.errors import BackendError, ModelFileError, OutriderError
+from outrider.core.errors import BackendError, ModelFileError, OutriderError, SettingError
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.bench.sweep import machine_facts
 from outrider.lab.bench.target import TargetWork
 from outrider.lab.loaded import Loader
-from outrider.lab.models import OWN_HEAD, ModelFile, find_models
+from outrider.lab.models import OWN_HEAD, ModelFile
 from outrider.lab.prompts import Workload
-from outrider.lab.rows import Ran, Row
-from outrider.lab.subject import Progress, Subject
+from outrider.lab.rows import Row
+from outrider.lab.subject import Subject
 from outrider.models.cache import fingerprint
-from outrider.models.gguf import read_card
-from outrider.models.hub import HubOptions
-from outrider.models.reference import DEFAULT
 
-LABEL = "outrider-machine"
-"""The label of a node that names its kind: `ray start --labels outrider-machine=NAME`."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-Item = Row | Progress
+Item = Row | tuple[str, float | None]
 """What a piece gives: rows, and how far it is in between."""
-
-
-class Where(NamedTuple):
-    """The node that a piece is on."""
-
-    host: str
-    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +39,6 @@ class Piece:
     plan: SweepPlan
     workloads: tuple[Workload, ...]
     loader: Loader
-    has_files: bool = True
-    """False in tests: models are not files"""
 
     @property
     def name(self) -> str:
@@ -65,20 +51,19 @@ class Piece:
 
     def find(self, file: ModelFile) -> ModelFile:
         """The same model by a path of this machine. Raises MissingFile."""
-        references = [*self.plan.targets, *self.plan.drafts]
-        return at_hand(file, references, self.loader.hub) if self.has_files else file
+        return at_hand(file, [*self.plan.targets, *self.plan.drafts], self.loader)
 
 
 class _Closed(Exception):
     """Nobody takes what a piece finds out any more."""
 
 
-def work(piece: Piece, rows: Sequence[Row], where: Where, left_s: float = math.inf) -> Iterator[Item]:
-    """Do a piece, given all rows so far: what it finds out, as soon as it does; rows say where and when they
-    were made. `left_s` are the seconds that are left for real runs. Once this is closed, nothing goes on.
-    Raises MissingFile, ModelFileError and BackendError."""
+def work(piece: Piece, rows: Sequence[Row], left_s: float = math.inf) -> Iterator[Item]:
+    """Do a piece, given all rows so far: what it finds out, as soon as it does. `left_s` are the seconds that
+    are left for real runs. Once this is closed, nothing goes on. Raises MissingFile, ModelFileError and
+    BackendError."""
     found: Queue[Item | BaseException | None] = Queue()
-    is_closed, known, began_s = False, list(rows), time()
+    is_closed, known = False, list(rows)
 
     def put(item: Item) -> None:
         if is_closed:
@@ -86,21 +71,19 @@ def work(piece: Piece, rows: Sequence[Row], where: Where, left_s: float = math.i
         found.put(item)
 
     def append(row: Row) -> None:
-        nonlocal began_s
-        now_s = time()
-        ran = Ran(**where._asdict(), target=piece.name, began_unix_s=began_s, ended_unix_s=now_s)
-        known.append(row.model_copy(update={"ran": ran}))
-        began_s = now_s
-        put(known[-1])
+        known.append(row)
+        put(row)
 
     def run() -> None:
         end_s = monotonic() + left_s
         try:
             file = piece.find(piece.target)
-            put(Progress("loading", 0.0, file.name))
+            put((f"loading, {file.name}", 0.0))
             target, row = piece.loader.target(file)
             with closing(target):
-                subject = Subject(file, target, piece.workloads, piece.loader, known, append, put)
+                subject = Subject(
+                    file, target, piece.workloads, piece.loader, known, append, lambda *said: put(said)
+                )
                 subject.note_model(row)
                 drafts = [piece.find(draft) for draft in piece.drafts]
                 TargetWork(piece.plan, subject).find_out(drafts, lambda: end_s - monotonic())
@@ -121,7 +104,7 @@ def work(piece: Piece, rows: Sequence[Row], where: Where, left_s: float = math.i
         thread.join()
 
 
-# What a node is: its physical host, what kind of machine that is, and whether it has a model's file
+# What a node is: its physical host, what machine that is, and whether it has a model's file
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +115,6 @@ class Node:
     name: str
     """its address, for people"""
     host: str
-    kind: str
     cpus: float
     gpus: float
     memory_bytes: float
@@ -157,44 +139,36 @@ def facts_here(backend: str, check: Callable[[str], None]) -> dict[str, Any]:
     return {"host": host_id(), "refused": refused, "facts": machine_facts()}
 
 
-def same_kind(facts: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What is alike on machines of one kind."""
-    compared = ("cpu", "physical_cores", "devices", "llama_cpp")
-    return _gigabytes(facts), *(repr(facts.get(name)) for name in compared)
-
-
-def kind_name(facts: Mapping[str, Any], label: str | None) -> str:
-    """A kind's name: the label that its nodes were given, or the machine in a few words."""
-    if label:
-        return label
-    devices = [str(name) for name in facts.get("devices", ()) if name and name not in facts["cpu"]]
-    parts = [facts["cpu"], f"{facts['physical_cores']} cores", f"{_gigabytes(facts)} GB", *devices]
-    return ", ".join(map(str, parts))
-
-
-def _gigabytes(facts: Mapping[str, Any]) -> int:
-    return round((facts["memory_bytes"] or 0) / 1e9)
+def check_alike(nodes: Sequence[Node]) -> None:
+    """Raises SettingError where the nodes are different machines: their speeds do not compare."""
+    found = {}
+    for node in nodes:
+        memory = f"{round((node.facts['memory_bytes'] or 0) / 1e9)} GB"
+        what = [node.facts[name] for name in ("cpu", "physical_cores", "devices", "llama_cpp")]
+        found[repr((*what, memory))] = f"{node.name}: {what[0]}, {what[1]} cores, {memory}"
+    if len(found) > 1:
+        why = f"its machines differ ({'; '.join(found.values())})"
+        raise SettingError("the cluster", why, "Measure on a cluster of one kind of machine.")
 
 
 class MissingFile(ModelFileError):
     """A machine lacks a model's file."""
 
 
-def at_hand(file: ModelFile, references: Sequence[str], hub: HubOptions) -> ModelFile:
-    """A model with a path that holds here: the same, or that of the hub or of what comes with Outrider, by
-    one of the references. Raises MissingFile."""
+def at_hand(file: ModelFile, references: Sequence[str], loader: Loader) -> ModelFile:
+    """A model with a path that holds here: the same, or where one of the references leads. Raises
+    MissingFile."""
     if _is(file.path, file.fingerprint):
         return file
     for reference in references:
-        if reference.startswith("hf:") or reference == DEFAULT:
-            try:
-                [found] = find_models([reference], hub=hub)
-            except (OutriderError, ValueError):
-                continue  # it may be another one's
-            if found.fingerprint == file.fingerprint:
-                card = read_card(found.path)
-                head = card.own_head if file.name == OWN_HEAD else None
-                return replace(file, path=found.path, card=head or card)
+        try:
+            found = loader.find([reference])
+        except OutriderError:
+            continue  # it may be another one's
+        for other in found:
+            if other.fingerprint == file.fingerprint:
+                head = other.card.own_head if file.name == OWN_HEAD else None
+                return replace(file, path=other.path, card=head or other.card)
     way_out = "Put it at the same path on every machine, or name it by the hub (hf:OWNER/REPO)."
     raise MissingFile(str(file.path), f"{platform.node()} does not have it", way_out)
 

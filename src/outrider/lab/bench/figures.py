@@ -1,4 +1,4 @@
-"""A run's figures, each worked out from its rows once: speeds with intervals, counts, what is best, verdicts.
+"""A run's figures, each worked out from its rows once: speeds with intervals, what is best, verdicts.
 
 A request's rate is seconds per token while decoding: the draft model's reading of the prompt counts, the
 target's does not. docs/method.md says what each figure is over. None always means: not run, or not known.
@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
 
 from outrider.core.numbers import Interval
 from outrider.lab.bench.results import Cell, Results
-from outrider.lab.rows import CaseOutcome, RunRow
 from outrider.lab.settings import PLAIN
 from outrider.lab.statistics import LEVEL, Floats, Strata, estimate, holm, self_ratio, t_tail
 
@@ -127,16 +125,15 @@ def outcome(speedup: Interval, noise: Interval | None, *, is_certain: bool = Tru
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
-    """The fastest way to speculate with a target and a draft, or none, under a workload (None: all), be it
-    slower than plain decoding. `speedup` is measured or predicted; where nothing is known None, and the
-    cell's setting empty."""
+class Finding:
+    """What a way to speculate comes to, be it slower than plain decoding. Where nothing is known of a target
+    and a draft under a workload, `speedup` is None and the cell's setting empty."""
 
     cell: Cell
-    speedup: Interval | None
-    is_measured: bool
-    outcome: Outcome | None
-    plain_tokens_per_s: Interval | None
+    speedup: Interval | None = None
+    outcome: Outcome | None = None
+    is_measured: bool = False
+    """else predicted"""
 
     @property
     def is_faster(self) -> bool:
@@ -146,39 +143,28 @@ class Best:
 
 
 @cache
-def bests(results: Results) -> Mapping[tuple[str, str | None, str | None], Best]:
-    """Every target with every draft under every workload, by these three. Verdicts of what was measured
-    are given for all of them together, so that none is a lucky one of many."""
+def bests(results: Results) -> Mapping[tuple[str, str | None, str | None], Finding]:
+    """The fastest setting of every target with every draft under every workload, by these three. Verdicts of
+    what was measured are given for all of them together, so that none is a lucky one of many."""
     keys = [(t, d, w) for w in results.pooled_first for t in results.targets for d in results.columns]
-    found = {key: _best(results, *key) for key in keys}
-    measured = [best.cell for best in found.values() if best.is_measured]
-    outcomes = {row.cell: row.outcome for row in verdicts(results, measured)}
-    return {key: replace(best, outcome=outcomes.get(best.cell, best.outcome)) for key, best in found.items()}
+    found = {key: _fastest(results, *key) for key in keys}
+    measured = {one.cell: one for one in verdicts(results, [f.cell for f in found.values() if f.is_measured])}
+    return {key: measured.get(one.cell, one) for key, one in found.items()}
 
 
-def _best(results: Results, target: str, draft: str | None, workload: str | None) -> Best:
-    setting, speedup, is_measured = fastest(results, target, draft, workload)
-    cell = Cell(target, draft, setting, workload)
-    said = outcome(speedup, noise(results, target, workload)) if speedup else None
-    return Best(cell, speedup, is_measured, said, measured_speed(results, cell.plain))
-
-
-def best(results: Results, target: str, draft: str | None, workload: str | None) -> Best:
-    """A target with a draft under a workload."""
+def best(results: Results, target: str, draft: str | None, workload: str | None) -> Finding:
+    """The fastest setting of a target with a draft under a workload."""
     return bests(results)[target, draft, workload]
 
 
-def bests_of(results: Results, target: str) -> list[Best]:
-    """A target with every draft that lines up with it, over all workloads together and then under each."""
+def bests_of(results: Results, target: str) -> list[Finding]:
+    """With every draft that lines up with the target, over all workloads together and then under each."""
     columns = results.columns_of(target)
     return [best(results, target, draft, w) for w in results.pooled_first for draft in columns]
 
 
-def fastest(
-    results: Results, target: str, draft: str | None, workload: str | None
-) -> tuple[str, Interval | None, bool]:
-    """The setting with the highest speed-up, this speed-up, and whether it is measured: of those that ran for
-    real, or where none did of those replayed. An empty name and None where there are none."""
+def _fastest(results: Results, target: str, draft: str | None, workload: str | None) -> Finding:
+    """Of the settings that ran for real, or where none did of those replayed."""
     kinds: tuple[tuple[Any, Iterable[Cell]], ...] = (
         (measured_speedup, results.runs_by_cell),
         (predicted_speedup, results.prediction_by_cell),
@@ -186,39 +172,28 @@ def fastest(
     for ask, cells in kinds:
         mine = [cell for cell in cells if cell[:2] == (target, draft) and workload in (None, cell.workload)]
         wanted = dict.fromkeys(cell._replace(workload=workload) for cell in mine if not cell.is_plain)
-        if found := {cell.setting: interval for cell in wanted if (interval := ask(results, cell))}:
-            name = max(found, key=lambda name: found[name].value)
-            return name, found[name], ask is measured_speedup
-    return "", None, False
+        if found := {cell: interval for cell in wanted if (interval := ask(results, cell))}:
+            cell = max(found, key=lambda cell: found[cell].value)
+            said = outcome(found[cell], noise(results, target, workload))
+            return Finding(cell, found[cell], said, ask is measured_speedup)
+    return Finding(Cell(target, draft, "", workload))
 
 
-@dataclass(frozen=True, slots=True)
-class CellVerdict:
-    """A measured speed-up, and what it amounts to among all the cells that were looked at with it. Its
-    interval is about other prompts of this kind, `p_value` about these: how often noise alone would show as
-    much."""
-
-    cell: Cell
-    speedup: Interval
-    p_value: float
-    outcome: Outcome
-
-
-def verdicts(results: Results, cells: Sequence[Cell] | None = None) -> list[CellVerdict]:
-    """The verdicts of these cells, or of all that were measured; cells that did not run are left out.
-    "faster" and "slower" are said only of cells that Holm's procedure picks from all of them together (the
-    chance that noise made any of them is at most 5 %) and whose interval does not hold 1."""
+def verdicts(results: Results, cells: Sequence[Cell] | None = None) -> list[Finding]:
+    """What these cells, or all that were measured, came to; cells that did not run are left out. "faster" and
+    "slower" are said only of cells that Holm's procedure picks from all of them together (the chance that
+    noise made any of them is at most 5 %) and whose interval, that of other prompts, does not hold 1."""
     wanted = [cell for cell in (results.runs_by_cell if cells is None else cells) if not cell.is_plain]
-    found = []
-    for cell in wanted:
-        if strata := paired(results, cell, cell.plain):
-            speedup = estimate(strata)
-            found.append((cell, speedup, _p_value(results, cell.target, strata, speedup.value)))
-    picked = holm([p_value for _, _, p_value in found], 1 - LEVEL)
+    found = [(cell, strata) for cell in wanted if (strata := paired(results, cell, cell.plain))]
+    speedups = [estimate(strata) for _, strata in found]
+    p_values = [
+        _p_value(results, cell.target, strata, speedup.value)
+        for (cell, strata), speedup in zip(found, speedups, strict=True)
+    ]
     judged = []
-    for (cell, speedup, p_value), is_picked in zip(found, picked, strict=True):
+    for (cell, _), speedup, is_picked in zip(found, speedups, holm(p_values, 1 - LEVEL), strict=True):
         said = outcome(speedup, noise(results, cell.target, cell.workload), is_certain=is_picked)
-        judged.append(CellVerdict(cell, speedup, p_value, said))
+        judged.append(Finding(cell, speedup, said, is_measured=True))
     return judged
 
 
@@ -249,67 +224,11 @@ def _repeatability(results: Results, target: str) -> tuple[float, int]:
 # How well predictions met what was measured
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorFigures:
-    """Relative errors of the predicted speed-ups of `settings` results: the median of their sizes, and shares
-    that are small."""
-
-    settings: int
-    median_error: float
-    within_5_ratio: float
-    within_10_ratio: float
-
-
 @cache
-def prediction_error(results: Results) -> ErrorFigures | None:
-    """Over everything that was both predicted and run; None where nothing was."""
+def prediction_error(results: Results) -> tuple[int, float] | None:
+    """Of how many results that were both predicted and run, and the median of the relative errors of their
+    predicted speed-ups; None where nothing was."""
     cells = [cell for cell in results.runs_by_cell if not cell.is_plain]
     pairs = [(predicted_speedup(results, cell), measured_speedup(results, cell)) for cell in cells]
     errors = [abs(predicted.value / ran.value - 1) for predicted, ran in pairs if predicted and ran]
-    if not errors:
-        return None
-    within_5, within_10 = (sum(error <= most for error in errors) / len(errors) for most in (0.05, 0.1))
-    return ErrorFigures(len(errors), float(np.median(errors)), within_5, within_10)
-
-
-# Counts
-
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """Tokens drafted and accepted at the first, second, … place of a draft, over all requests of a cell."""
-
-    drafted: tuple[int, ...]
-    accepted: tuple[int, ...]
-
-    @property
-    def ratios(self) -> tuple[float | None, ...]:
-        """Accepted over drafted at each place; None where nothing was drafted there."""
-        return tuple(a / d if d else None for a, d in zip_longest(self.accepted, self.drafted, fillvalue=0))
-
-
-def acceptance_by_position(results: Results, cell: Cell) -> Acceptance | None:
-    """Counted in real requests, or where none ran in replayed ones."""
-    parts = _parts(results, cell)
-    if not parts:
-        return None
-    drafted, accepted = (
-        tuple(map(sum, zip_longest(*(getattr(row, name) for row in parts), fillvalue=0)))
-        for name in ("drafted", "accepted")
-    )
-    return Acceptance(drafted, accepted)
-
-
-def tokens_per_target_call(results: Results, cell: Cell) -> float | None:
-    """Generated tokens over target calls; of real requests, or where none ran of replayed ones."""
-    counted = [(row.tokens, row.target_calls) for row in _parts(results, cell) if row.target_calls]
-    return sum(tokens for tokens, _ in counted) / sum(calls for _, calls in counted) if counted else None
-
-
-def _parts(results: Results, cell: Cell) -> Sequence[RunRow | CaseOutcome]:
-    names = results.workloads if cell.workload is None else (cell.workload,)
-    cells = [cell._replace(workload=name) for name in names]
-    if runs := [row for one in cells for row in results.runs_by_cell.get(one, ())]:
-        return runs
-    replayed = [results.prediction_by_cell[one] for one in cells if one in results.prediction_by_cell]
-    return [case for row in replayed for case in row.cases]
+    return (len(errors), float(np.median(errors))) if errors else None

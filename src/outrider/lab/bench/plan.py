@@ -6,7 +6,6 @@ Every setting is declared here once: the command line, its help and the plan are
 # Annotations are no strings here: pydantic would evaluate each of them at every start.
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +16,7 @@ from outrider.core.schema import Count, Group, Natural, setting
 from outrider.lab.prompts import Workload
 from outrider.lab.settings import AUTO, AUTO_LOOKUP, AUTO_MODEL, PLAIN, Drafters, Setting
 from outrider.lab.workloads import MAX_TOKENS, load_workload
-
-LONGEST_DRAFT = 64
-"""The longest draft that is swept: what the automatic choice goes to at most."""
+from outrider.policy.auto import LONGEST_DRAFT
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -49,12 +46,6 @@ def parse_p_mins(text: str) -> tuple[float, ...]:
     if not all(0 <= p_min <= 1 for p_min in found):
         raise ValueError("they are probabilities from 0 to 1, as in 0,0.5")
     return found
-
-
-_READERS: dict[str, Callable[[str], object]] = {
-    "draft_lengths": parse_lengths,
-    "p_mins": parse_p_mins,
-}
 
 
 class SweepPlan(Group, panel="What is swept"):
@@ -108,10 +99,10 @@ class SweepPlan(Group, panel="What is swept"):
         0, "Of the sampling, and of the order of runs.", "-s", panel="Sampling"
     )
 
-    @field_validator(*_READERS)
+    @field_validator("draft_lengths", "p_mins")
     @classmethod
     def _check_readable(cls, text: str, info: ValidationInfo) -> str:
-        _READERS[info.field_name or ""](text)
+        parse_lengths(text) if info.field_name == "draft_lengths" else parse_p_mins(text)
         return text
 
     @field_validator("controls")

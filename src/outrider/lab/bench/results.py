@@ -12,7 +12,6 @@ import os
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from io import FileIO
@@ -53,8 +52,8 @@ _BEGINNING = b'{"kind":"head"'
 _NOT_OURS = "Name the folder of a run of `outrider bench`."
 
 
-class Store(AbstractContextManager["Store"]):
-    """The rows of one run, on disk and in `rows`. Close it, or use it as a context manager."""
+class Store:
+    """The rows of one run, on disk and in `rows`."""
 
     def __init__(self, folder: Path, file: FileIO, rows: list[Row]) -> None:
         self.folder = folder
@@ -106,9 +105,6 @@ class Store(AbstractContextManager["Store"]):
 
     def close(self) -> None:
         self._file.close()
-
-    def __exit__(self, *_raised: object) -> None:
-        self.close()
 
 
 def read_rows(folder: Path) -> list[Row]:
@@ -206,21 +202,18 @@ class Results:
     costs: tuple[CostsRow, ...]
     predictions: tuple[PredictionRow, ...]
     runs: tuple[RunRow, ...]
-    blocks: tuple[BlockRow, ...]
     skipped: tuple[SkippedRow, ...]
     done: tuple[DoneRow, ...]
 
     @classmethod
     def read(cls, folder: Path) -> Results:
-        """The run in this folder. Raises InputError where there is none, or where it has no head."""
+        """The run in this folder. Raises InputError where there is none."""
         return cls.of(read_rows(folder))
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Results:
-        """These rows, in the order in which they were written. Raises InputError without a head."""
-        head = next((row for row in rows if isinstance(row, HeadRow)), None)
-        if head is None:
-            raise InputError("the rows", "they do not say what was measured", "Name the folder of a sweep.")
+        """These rows, in the order in which they were written."""
+        [head] = [row for row in rows if isinstance(row, HeadRow)]
         return cls(
             head=head,
             models=_last(rows, ModelRow, "model", "role", "backend", "beside"),
@@ -229,7 +222,6 @@ class Results:
             costs=_last(rows, CostsRow, "model", "role", "beside"),
             predictions=_last(rows, PredictionRow, "target", "draft", "workload", "setting"),
             runs=_counted(rows),
-            blocks=_last(rows, BlockRow, "block"),
             skipped=_last(rows, SkippedRow, "what", "why"),
             done=_last(rows, DoneRow, "target"),
         )
@@ -283,20 +275,14 @@ class Results:
         """Predictions, by what was replayed; always of a single workload."""
         return {Cell(row.target, row.draft, row.setting, row.workload): row for row in self.predictions}
 
-    def settings(self, target: str, draft: str | None) -> list[str]:
-        """What was replayed or ran for a pair, plain decoding apart, and what needs no draft model."""
-        cells = [*self.prediction_by_cell, *self.runs_by_cell]
-        mine = [cell for cell in cells if cell.target == target and not cell.is_plain]
-        names = [cell.setting for wanted in (draft, None) for cell in mine if cell.draft == wanted]
-        return list(dict.fromkeys(names))
-
     def model(self, name: str, target: str) -> ModelRow | None:
         """The row of a target or of its draft; of a head that beside this target."""
         return next((row for row in self.models if row.model == name and row.beside in (None, target)), None)
 
     def backend(self, target: str) -> str:
         """The native library that ran a target; empty where that is not known."""
-        return next((row.backend for row in self.models if (row.model, row.role) == (target, "target")), "")
+        row = self.model(target, target)
+        return row.backend if row else ""
 
 
 def _last(rows: Sequence[Row], kind: type[_R], *names: str) -> tuple[_R, ...]:
@@ -322,24 +308,17 @@ def _counted(rows: Sequence[Row]) -> tuple[RunRow, ...]:
 
 # As one flat table, for other tools
 
-_GROUPS = (
-    "kind run_started target target_fingerprint backend draft draft_fingerprint setting workload case block",
-    "machine repetition order started_s tokens prefill_s decode_s plain_s tokens_per_s",
-    "target_calls draft_calls drafted accepted forced drafted_by_position accepted_by_position",
-    "draft_s verify_s equal divergence finish_reason seed",
-)
-COLUMNS = [name for names in _GROUPS for name in names.split()]
-"""`kind` is "run" or "prediction", `machine` the kind of machine where there are several; in predictions
-`decode_s` is the replayed time and `plain_s` that of plain decoding. Counts by position are JSON lists."""
-
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """One flat row for each request of a complete block, then one for each predicted case, as in COLUMNS."""
+    """One flat row for each request of a complete block, then one for each predicted case, all with the same
+    columns. In predictions (`kind`) `decode_s` is the replayed time, and `plain_s` that of plain decoding.
+    Counts by position are JSON lists."""
     rows = [row.model_dump() for row in results.runs]
     for prediction in results.predictions:
         cell = prediction.model_dump(exclude={"cases"})
         for case in prediction.cases:
-            rows.append(cell | case.model_dump() | {"decode_s": case.seconds})
+            fields = case.model_dump()
+            rows.append(cell | fields | {"decode_s": fields.pop("seconds")})
     prints = {row.model: row.fingerprint for row in results.models}
     for row in rows:
         is_timed = row["decode_s"] > 0 and row["tokens"]
@@ -352,7 +331,8 @@ def table(results: Results) -> list[dict[str, Any]]:
         }
         for name in ("drafted", "accepted"):
             row |= {name: sum(row[name]), f"{name}_by_position": json.dumps(row[name])}
-    return [{name: row.get(name) for name in COLUMNS} for row in rows]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def export(results: Results, path: Path) -> None:
@@ -367,7 +347,7 @@ def export(results: Results, path: Path) -> None:
         raise InputError(f"the run of {results.head.started}", why, "Go on with the sweep first.")
     out = io.StringIO()
     if path.suffix.lower() == ".csv":
-        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(out, [*rows[0]], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     else:

@@ -26,9 +26,11 @@ from outrider.lab.machine import machine, versions
 from outrider.lab.models import OWN_HEAD, ModelFile, own_head
 from outrider.lab.prompts import Workload
 from outrider.lab.rows import DoneRow, HeadRow, ModelRow, SkippedRow
-from outrider.lab.subject import Progress, Subject
-from outrider.models.gguf import HEADS, check_whole
+from outrider.lab.subject import Subject
+from outrider.models.gguf import check_whole
 from outrider.models.heads import why_no_head
+from outrider.session.loading import for_heads
+from outrider.session.options import Progress, no_progress
 
 Elsewhere = Callable[["Sweep", Sequence[ModelFile], Sequence[ModelFile]], None]
 """Does the work on a sweep's targets with its drafts."""
@@ -39,7 +41,7 @@ def run_sweep(
     folder: Path,
     loader: Loader,
     *,
-    progress: Callable[[Progress], None] = lambda _progress: None,
+    progress: Progress = no_progress,
     elsewhere: Elsewhere | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Results:
@@ -55,7 +57,7 @@ def run_sweep(
         check_whole(target.card)
     drafts = loader.find([name for name in plan.drafts if name != OWN_HEAD], targets)
     head = head_row(plan, workloads, loader.options, facts or machine_facts())
-    with Store.open(folder, head) as store:
+    with closing(Store.open(folder, head)) as store:
         loader.context = context_for(workloads) if loader.context is None else loader.context
         sweep = Sweep(plan, store, loader, workloads, progress)
         sweep.run(targets, drafts, elsewhere)
@@ -70,7 +72,7 @@ class Sweep:
     store: Store
     loader: Loader
     workloads: Sequence[Workload]
-    progress: Callable[[Progress], None]
+    progress: Progress
     started_s: float = field(default_factory=lambda: perf_counter())
     failures: list[OutriderError] = field(default_factory=list)
     """of targets that could not be loaded"""
@@ -89,23 +91,19 @@ class Sweep:
         waiting = [file for file in targets if not self.is_done(file)]
         for place, file in enumerate(waiting):
 
-            def tell(now: Progress, place: int = place) -> None:
-                self.progress(replace(now, done=(place + now.done) / len(waiting)))
+            def tell(what: str, part: float | None, place: int = place) -> None:
+                self.progress(what, (place + (part or 0.0)) / len(waiting))
 
             self._target(file, drafts, len(waiting) - place, tell)
 
     def _in_library(self, targets: Sequence[ModelFile], drafts: Sequence[ModelFile]) -> list[ModelFile]:
-        """The targets under the backend that was asked for; where heads draft, "auto" is the one that runs
-        them."""
-        backend = self.loader.options.backend
+        """The targets under the backend that was asked for, or that runs the heads that draft."""
         pairs = [(target, draft) for target in targets for draft in self.drafts_of(target, drafts)]
         heads = [
             draft for target, draft in pairs if draft.is_head and not why_no_head(draft.card, target.card)
         ]
-        if heads and backend == "auto" and not self.loader.options.library:
-            backend, holds = "llama.cpp", f"{heads[0].name} holds {HEADS[heads[0].card.kind]}"
-            self.skip("other libraries than llama.cpp", f"{holds}, which it alone runs")
-        return [replace(target, backend=backend) for target in targets]
+        options = for_heads(self.loader.options, heads[0].card) if heads else self.loader.options
+        return [replace(target, backend=options.backend) for target in targets]
 
     def skip(self, what: str, why: str) -> None:
         """Say once that something takes no part."""
@@ -131,9 +129,9 @@ class Sweep:
         file: ModelFile,
         drafts: Sequence[ModelFile],
         num_left: int,
-        tell: Callable[[Progress], None],
+        tell: Progress,
     ) -> None:
-        tell(Progress("loading", 0.0, file.name))
+        tell(f"loading, {file.name}", 0.0)
         try:
             target, row = self.loader.target(file)
         except (ModelFileError, BackendError) as error:

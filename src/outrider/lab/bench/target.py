@@ -244,9 +244,7 @@ class TargetWork:
             except (ModelFileError, BackendError) as error:  # all of them at once take more memory
                 self.subject.skip(what, f"it could not be loaded: {error.why}")
                 continue
-            if isinstance(loaded, PairRow):  # it did line up before
-                self.subject.skip(what, loaded.why_not or "it does not line up")
-                continue
+            assert not isinstance(loaded, PairRow), "it did line up before"
             self._drafts[name] = loaded[0]
             stack.callback(loaded[0].close)
 

@@ -23,7 +23,6 @@ from outrider.core.numbers import counted
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.engine import Engine
 from outrider.lab.certify.decisions import DecisionTest
-from outrider.lab.certify.distribution import LENGTH, SEARCHED_TOKENS
 from outrider.lab.certify.drafts import DraftsTest, compare_drafts, head_drafter
 from outrider.lab.certify.faults import (
     CALL_FAULTS,
@@ -34,7 +33,13 @@ from outrider.lab.certify.faults import (
     check_shown,
     verifier_with,
 )
-from outrider.lab.certify.sampled import CertifyPlan, SampledTest, SampledTests, sampled_tests
+from outrider.lab.certify.sampled import (
+    LENGTH,
+    SEARCHED_TOKENS,
+    CertifyPlan,
+    SampledTest,
+    sampled_tests,
+)
 from outrider.lab.certify.texts import Compared, Constrain, RowRecorder, compare_texts, repeat
 from outrider.models.hub import file_sha256
 from outrider.models.reference import local_shards
@@ -60,11 +65,10 @@ class Findings:
     whether texts had to be equal without exception, and the bits of logits too."""
 
     speculates: bool
-    stand_in: bool
     texts: Mapping[str, tuple[Compared, ...]]
-    sampled: tuple[SampledTest, ...]
-    decisions: tuple[DecisionTest, ...]
-    sampled_calls: int
+    sampled: tuple[SampledTest, ...] = ()
+    decisions: tuple[DecisionTest, ...] = ()
+    stand_in: bool = False
     bit_equal: bool = False
     drafts: DraftsTest | None = None
 
@@ -123,7 +127,7 @@ def certify(
     requests meanwhile. The models' sequence 0 is used and forgotten, and another one where there is one and
     texts must be bit-equal, as those of a `BitwiseModel` must.
 
-    Raises PromptError without prompts, or for one that leaves no room in the context, SettingError for a
+    Raises PromptError for one that leaves no room in the context, SettingError for a
     grammar without the engine's `constrain` and for a fault that cannot show.
     """
     target = break_calls(plan.fault, subject.target)
@@ -149,8 +153,9 @@ def certify(
         progress("drafts of heads", 0.0)
         some = requests[: plan.num_repeated]
         compared = compare_drafts(subject.target, head.model, head.alignment, some, plan.fault)
-    sampled = sampled_tests(subject, prompts, plan, progress) if drafts else SampledTests()
-    return Findings(drafts, texts=texts, bit_equal=bit_equal, drafts=compared, **sampled._asdict())
+    found = sampled_tests(subject, prompts, plan, progress) if drafts else ((), (), False)
+    sampled, decisions, stand_in = found
+    return Findings(drafts, texts, sampled, decisions, stand_in, bit_equal, compared)
 
 
 def _compare_all(
@@ -191,8 +196,6 @@ def _seeded(request: Request, seed: int, plan: CertifyPlan) -> Iterator[Request]
 
 
 def _check(subject: Engine, prompts: Sequence[tuple[int, ...]], plan: CertifyPlan) -> None:
-    if not prompts:
-        raise PromptError("prompts", "there are none", "Give at least one (-p or -f).")
     if plan.fault in CALL_FAULTS and not speculates(subject, plan.grammar):
         why = "it breaks the calls that check drafts, and nothing is drafted"
         raise SettingError(f"--inject {plan.fault}", why, "Let something be drafted.")

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from outrider.core.data import Distribution, Draft, Request, Verdict
-from outrider.lab.certify.distribution import Counts, Probs
 from outrider.lab.certify.texts import Wrapped
 from outrider.sampling import point_mass, probability
 from outrider.verify import Verifier
 
+Probs = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 Kind = Literal["acceptance", "recovered", "bonus"]
 KINDS: tuple[Kind, ...] = ("acceptance", "recovered", "bonus")
 RULES = ("token", "block")

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from outrider.core.errors import SettingError
 from outrider.core.files import read_toml
 from outrider.core.invalid import invalid
+from outrider.core.schema import Count, Natural
 
 _SECTIONS = ("kinds", "hardware", "types", "models")
 _WAY_OUT = "Name a TOML file like Outrider's lab/plan/catalogue.toml."
@@ -24,8 +25,6 @@ _WAY_OUT = "Name a TOML file like Outrider's lab/plan/catalogue.toml."
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(gt=0, le=1)]
-Whole = Annotated[int, Field(ge=1)]
-Number = Annotated[int, Field(ge=0)]
 
 
 class _Entry(BaseModel):
@@ -89,32 +88,32 @@ class ModelFields(_Entry):
     source: str = ""
     family: str = ""
     mtp: bool = False
-    layers: Whole
-    width: Whole
-    heads: Whole
-    kv_heads: Whole | None = None
-    head_width: Whole | None = None
-    inner: Whole
-    vocabulary: Whole
+    layers: Count
+    width: Count
+    heads: Count
+    kv_heads: Count | None = None
+    head_width: Count | None = None
+    inner: Count
+    vocabulary: Count
     tied: bool = False
     gated: bool = True
-    experts: Number = 0
-    experts_used: Number = 0
-    shared_inner: Number = 0
-    dense_layers: Number = 0
-    dense_inner: Number = 0
-    q_rank: Number = 0
-    kv_rank: Number = 0
-    nope_width: Number = 0
-    rope_width: Number = 0
-    value_width: Number = 0
-    window_tokens: Number = 0
-    window_layers: Number = 0
-    full_kv_heads: Number = 0
-    full_head_width: Number = 0
-    linear_layers: Number = 0
-    linear_key_width: Number = 0
-    linear_value_width: Number = 0
+    experts: Natural = 0
+    experts_used: Natural = 0
+    shared_inner: Natural = 0
+    dense_layers: Natural = 0
+    dense_inner: Natural = 0
+    q_rank: Natural = 0
+    kv_rank: Natural = 0
+    nope_width: Natural = 0
+    rope_width: Natural = 0
+    value_width: Natural = 0
+    window_tokens: Natural = 0
+    window_layers: Natural = 0
+    full_kv_heads: Natural = 0
+    full_head_width: Natural = 0
+    linear_layers: Natural = 0
+    linear_key_width: Natural = 0
+    linear_value_width: Natural = 0
     gated_attention: bool = False
     type: str = "bf16"
     expert_type: str = ""

@@ -1,8 +1,11 @@
-"""The plan: for each batch size who should draft and how far, what that gains, and whether it fits."""
+"""The plan: for each batch size who should draft and how far, what that gains, and whether it fits; and what
+vLLM starts with for it."""
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from outrider.core.errors import SettingError
 from outrider.core.notices import notify
-from outrider.core.numbers import gigabytes, short_count
+from outrider.core.numbers import counted, gigabytes, short_count
 from outrider.costs.expected_speed import StepCosts
 from outrider.lab.plan.acceptance import LONGEST, PLAIN, Acceptance, Drafting, Steps, expected_steps
 from outrider.lab.plan.calls import Machine, PlannedModel, largest_batch, memory_bytes
@@ -80,24 +83,14 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Weights and KV of target and best draft, beside what the machine has for them."""
-
-    weights_bytes: float
-    kv_bytes: float
-    usable_bytes: float
-    missing_bytes: float
-    fits: bool
-
-
-@dataclass(frozen=True, slots=True)
 class BatchPlan:
     """One batch size, as JSON has it; rates are of all sequences together.
 
     `best` is the fastest of the `ways`, None where plain decoding is as fast. `drafters` has each drafter at
     its fastest length, the fastest first; the ends of its range are at the lengths that suit them, as an
     automatic choice finds them. `break_even_acceptance` has for each draft model the least acceptance at
-    which its drafts pay, and their length.
+    which its drafts pay, and their length. `memory` has the bytes of weights and KV of target and best draft,
+    beside those that the machine has for them.
     """
 
     batch: int
@@ -106,7 +99,7 @@ class BatchPlan:
     drafters: Sequence[Way]
     ways: Sequence[Way]
     break_even_acceptance: Mapping[str, Mapping[str, float] | None]
-    memory: Memory
+    memory: Mapping[str, float]
 
 
 def _paying(ways: Iterable[Way]) -> Way | None:
@@ -123,11 +116,6 @@ class Plan:
     batches: Sequence[BatchPlan]
     pays_to: int | None
     fits_to: int | None
-
-    def chosen(self, *, joins: bool) -> Way | None:
-        """The fastest way at the first batch size, None where none pays; without `joins` of lookup alone and
-        of draft models alone."""
-        return _paying(way for way in self.batches[0].ways if joins or way.drafters != "both")
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -197,8 +185,12 @@ def plan_batch(asked: Asked, batch: int) -> BatchPlan:
     best_way = _paying(ways)
     weights, kv = memory_bytes(asked.loaded(best_way), batch=batch, context=asked.context)
     usable = asked.machine.usable_bytes
-    missing = max(weights + kv - usable, 0.0)
-    memory = Memory(weights, kv, usable, missing, not missing)
+    memory = {
+        "weights_bytes": weights,
+        "kv_bytes": kv,
+        "usable_bytes": usable,
+        "fits": weights + kv <= usable,
+    }
     return BatchPlan(batch, batch / plain_s, best_way, _each_at_its_best(ways), ways, break_even, memory)
 
 
@@ -289,3 +281,92 @@ def fitting(
 def _usual_drafts(target: str, known: Catalogue) -> Sequence[str]:
     name = known.spelled("models", target.rpartition(":")[0] or target)
     return known.drafts_for(name) if name in known.tables["models"] else ()
+
+
+# What vLLM starts with
+
+_HEAD_NAME = "NAME-OF-THE-HEAD"
+_NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+"""vLLM's lookup, with matches of 2 to 5 tokens"""
+_CHECKPOINTS = ("int4", "awq", "gptq", "nvfp4", "mxfp4", "int8")
+"""types of weights that vLLM does not make by itself"""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What vLLM is started with. `config` is its --speculative-config; None where the plan is to decode
+    plainly. `notes` say what is predicted and what to know, a sentence each."""
+
+    command: Sequence[str]
+    config: Mapping[str, Any] | None
+    notes: Sequence[str]
+
+    @property
+    def script(self) -> str:
+        """The command as a shell script, with the notes as its comments."""
+        return "\n".join([*(f"# {note}" for note in self.notes), shlex.join(self.command)]) + "\n"
+
+
+def export_vllm(plan: Plan) -> Export:
+    """Who drafts at the first batch size, lookup alone or a draft model alone: vLLM joins none."""
+    asked, devices = plan.asked, plan.asked.machine.count
+    way = _paying(way for way in plan.batches[0].ways if way.drafters != "both")
+    draft = next((draft for draft in asked.drafts if way and draft.name == way.draft), None)
+    command = ["vllm", "serve", _loaded_name(asked.target)]
+    command += ["--tensor-parallel-size", str(devices)] if devices > 1 else []
+    command += ["--max-model-len", str(asked.context), "--max-num-seqs", str(max(asked.batches))]
+    command += ["--quantization", "fp8"] if _is_made_8_bit(asked.target) else []
+    notes = _notes(plan, way)
+    if way is None:
+        return Export(command, None, notes)
+    config: dict[str, Any] = {"num_speculative_tokens": way.draft_length}
+    if draft is None:
+        config |= _NGRAM
+    elif draft.name in HEADS:
+        config |= {"method": way.draft} | ({} if way.draft == "mtp" else {"model": _HEAD_NAME})
+    else:
+        config |= {"method": "draft_model", "model": _loaded_name(draft)}
+        config |= {"draft_tensor_parallel_size": _draft_devices(plan, draft)} if devices > 1 else {}
+        config |= {"quantization": "fp8"} if _is_made_8_bit(draft) else {}
+    notes.append("With a speculative config vLLM refuses requests with min_p or logit_bias.")
+    return Export([*command, "--speculative-config", json.dumps(config)], config, notes)
+
+
+def _loaded_name(model: PlannedModel) -> str:
+    return model.shape.hub or model.name
+
+
+def _is_made_8_bit(model: PlannedModel) -> bool:
+    """Whether vLLM makes its 8-bit weights of a checkpoint that comes in others."""
+    return model.name.endswith(":fp8")
+
+
+def _draft_devices(plan: Plan, draft: PlannedModel) -> int:
+    """1 or all, as vLLM has it: where the draft's steps are faster."""
+    machine = plan.asked.machine
+    one, all_ = (
+        PlannedModel(draft.shape, (place,)).call_s(1, context=plan.asked.context)
+        for place in (replace(machine, count=1), machine)
+    )
+    return 1 if one <= all_ else machine.count
+
+
+def _notes(plan: Plan, way: Way | None) -> list[str]:
+    asked, batch = plan.asked, plan.batches[0]
+    start = f"Outrider's plan for vLLM: {asked.target.name} on {asked.machine.name}, "
+    start += f"{batch.batch} x {asked.context} tokens: {batch.plain_tokens_per_s:.0f} tokens/s plainly"
+    if way is None:
+        return [f"{start}; no draft is expected to pay."]
+    found = [
+        f"{start}, {way.tokens_per_s:.0f} with {way.name} drafting {way.draft_length} "
+        f"({way.speedup:.2f}x): a prediction, not a measurement."
+    ]
+    if plan.pays_to is not None:
+        most = counted(plan.pays_to, "sequence")
+        found.append(f"Above {most} at once drafts are expected to cost more than they gain.")
+    models = (asked.target, *asked.drafts)
+    if others := [model.name for model in models if model.name.rpartition(":")[2] in _CHECKPOINTS]:
+        found.append(f"{', '.join(others)}: name a checkpoint of that type, the one below has other weights.")
+    if way.draft in HEADS and way.draft != "mtp":
+        found.append(f"Put the head's own name in the place of {_HEAD_NAME}.")
+    return found

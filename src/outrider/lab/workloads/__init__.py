@@ -94,7 +94,7 @@ def _read(text: str, what: str, max_tokens: int) -> tuple[list[tuple[Prompt, str
             prompts = prompts_of_event(value, max_tokens) if is_log else [prompt_of(value, str(number))]
         except Unreadable as error:
             if not is_log:
-                raise PromptError(f"{what}, line {number}", str(error), error.way_out or _FORMS) from None
+                raise PromptError(f"{what}, line {number}", str(error), _FORMS) from None
             passed_over[str(error)] += 1
             continue
         for prompt in prompts:
@@ -129,11 +129,7 @@ def _of_categories(found: Sequence[tuple[Prompt, str]], wanted: Sequence[str], w
 
 
 class Unreadable(Exception):
-    """Why a line holds no prompt; `way_out` where there is a better one than to show the forms."""
-
-    def __init__(self, why: str, way_out: str = "") -> None:
-        super().__init__(why)
-        self.way_out = way_out
+    """Why a line holds no prompt."""
 
 
 _Text = Annotated[str, Field(min_length=1)]
@@ -257,7 +253,7 @@ def prompt_of(value: Any, name: str) -> Prompt:
     for key in value if "turns" not in value else ():
         near = get_close_matches(key, _KNOWN, 1, _ALIKE)
         if near and near[0] != key:
-            raise Unreadable(f"it has no use for {key!r}", f"Did you mean {near[0]!r}?")
+            raise Unreadable(f"it has no use for {key!r} (did you mean {near[0]!r}?)")
     return prompt
 
 

@@ -1,4 +1,5 @@
-"""What a run says in sentences, as a command and in tables: for the terminal, the page and programs."""
+"""What a run says in sentences, as a command and in tables: for the terminal, for programs, and as a page of
+HTML that needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -6,12 +7,16 @@ import json
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
 from outrider.core import numbers
-from outrider.core.numbers import Interval
+from outrider.core.files import check_writable, write_whole
 from outrider.lab.bench import figures
-from outrider.lab.bench.figures import Best, best
+from outrider.lab.bench.figures import Finding, best
 from outrider.lab.bench.results import Cell, Results
 from outrider.lab.settings import PLAIN, Setting
 from outrider.lab.statistics import estimate
@@ -27,16 +32,9 @@ METHOD = (
 # What to run
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What to run a target with: the cell that was measured, and `outrider run` as it was measured."""
-
-    ran: Cell
-    tokens_per_s: Interval
-    command: str
-
-
-def best_cell(results: Results, target: str, workload: str | None, *, measured: bool = False) -> Best | None:
+def best_cell(
+    results: Results, target: str, workload: str | None, *, measured: bool = False
+) -> Finding | None:
     """The best way to speculate with a target under a workload, of those that are `measured` or of all; None
     where nothing is known. What is faster for certain comes before what only looks faster, and no draft model
     before one that adds nothing."""
@@ -53,16 +51,16 @@ def best_cell(results: Results, target: str, workload: str | None, *, measured: 
     return alone if strata and estimate(strata).low <= 1 else found
 
 
-def choices(results: Results) -> list[Choice]:
-    """Of every target that ran what was measured fastest: plain decoding where nothing is faster or may well
-    be."""
-    found = []
+def choices(results: Results) -> dict[Cell, str]:
+    """Of every target that ran what was measured fastest (plain decoding where nothing is faster or may well
+    be), and the `outrider run` of it."""
+    found = {}
     for target in results.targets:
         most = best_cell(results, target, results.pooled, measured=True)
-        ran = most.cell if most is not None and most.is_faster else None
-        ran = ran or Cell(target, None, PLAIN.name, results.pooled)
-        if speed := figures.measured_speed(results, ran):
-            found.append(Choice(ran, speed, _command(results, ran)))
+        is_faster = most is not None and most.is_faster
+        ran = most.cell if most and is_faster else Cell(target, None, PLAIN.name, results.pooled)
+        if figures.measured_speed(results, ran):
+            found[ran] = _command(results, ran)
     return found
 
 
@@ -95,7 +93,7 @@ def verdict(results: Results, target: str) -> list[str]:
     if found.is_faster:
         likely = "fastest" if found.outcome == "faster" else "most likely fastest"
         bounds = f" ({numbers.bounds(found.speedup)})" if found.is_measured else ""
-        gain = f"{speedup}{bounds} plain decoding over {workload or 'all workloads'}{_rates(found)}"
+        gain = f"{speedup}{bounds} plain decoding over {workload or 'all workloads'}{_rates(results, found)}"
         settling = [] if found.outcome == "faster" and found.is_measured else [unsettled(found)]
         return [f"{start}, {target} is {likely} with {ran}, {gain}.", *settling]
     verb = {"tie": "ties", "unsettled": "is most likely slower"}.get(found.outcome or "", "is slower")
@@ -108,14 +106,15 @@ def verdict(results: Results, target: str) -> list[str]:
     return [f"{start}, decode {target} plainly: the best that was tried, {ran}, {verb} ({speedup})."]
 
 
-def _rates(found: Best) -> str:
-    if found.plain_tokens_per_s is None or found.speedup is None:
+def _rates(results: Results, found: Finding) -> str:
+    plain = figures.measured_speed(results, found.cell.plain)
+    if plain is None or found.speedup is None:
         return ""
-    after = numbers.digits(found.plain_tokens_per_s.value * found.speedup.value)
-    return f" (from {numbers.rate(found.plain_tokens_per_s)} to about {after} tokens/s)"
+    after = numbers.digits(plain.value * found.speedup.value)
+    return f" (from {numbers.rate(plain)} to about {after} tokens/s)"
 
 
-def unsettled(found: Best) -> str:
+def unsettled(found: Finding) -> str:
     """Why a result is not settled, and what settles it."""
     speedup = found.speedup
     assert speedup is not None
@@ -167,12 +166,8 @@ def _prediction_line(results: Results) -> str:
     error = figures.prediction_error(results)
     if error is None:
         return "No setting was both predicted and run: nothing is known about the error of predictions."
-    return (
-        f"Over {numbers.counted(error.settings, 'result')} the predicted speed-ups were off by "
-        f"{numbers.percent(error.median_error, 1)} in the median; "
-        f"{numbers.percent(error.within_5_ratio)} were within 5 %, "
-        f"{numbers.percent(error.within_10_ratio)} within 10 %."
-    )
+    over = numbers.counted(error[0], "result")
+    return f"Over {over} the predicted speed-ups were off by {numbers.percent(error[1], 1)} in the median."
 
 
 def _equality(results: Results) -> list[str]:
@@ -207,13 +202,13 @@ class Table:
         return tuple(self.rows[0]) if self.rows else ()
 
 
-def cells(found: Best) -> dict[str, str]:
+def cells(results: Results, found: Finding) -> dict[str, str]:
     """A pairing at its best setting, a text by column; "≈" marks what is only predicted."""
     is_predicted = found.speedup is not None and not found.is_measured
     return {
         "draft": found.cell.draft or "none",
         "workload": found.cell.workload or "all",
-        "plain tokens/s": numbers.rate(found.plain_tokens_per_s),
+        "plain tokens/s": numbers.rate(figures.measured_speed(results, found.cell.plain)),
         "setting": found.cell.setting or numbers.NOTHING,
         "speed-up": ("≈ " if is_predicted else "") + numbers.speedup(found.speedup),
         "95 %": "predicted" if is_predicted else numbers.bounds(found.speedup).replace(" to ", "–"),
@@ -224,9 +219,9 @@ def cells(found: Best) -> dict[str, str]:
 def measured(results: Results) -> Table:
     """Everything that ran for real, predicted beside measured."""
     rows = []
-    for verdict in figures.verdicts(results):
-        cell = verdict.cell
-        per_call = figures.tokens_per_target_call(results, cell)
+    for finding in figures.verdicts(results):
+        cell, ran = finding.cell, results.runs_by_cell[finding.cell]
+        per_call = sum(row.tokens for row in ran) / max(sum(row.target_calls for row in ran), 1)
         row = {
             "target": cell.target,
             "backend": results.backend(cell.target) or numbers.NOTHING,
@@ -235,10 +230,10 @@ def measured(results: Results) -> Table:
             "setting": cell.setting,
             "tokens/s": numbers.rate(figures.measured_speed(results, cell)),
             "predicted": numbers.speedup(figures.predicted_speedup(results, cell)),
-            "measured": numbers.speedup(verdict.speedup),
-            "95 % interval": numbers.bounds(verdict.speedup),
-            "tokens a target call": numbers.NOTHING if per_call is None else f"{per_call:.2f}",
-            "verdict": verdict.outcome,
+            "measured": numbers.speedup(finding.speedup),
+            "95 % interval": numbers.bounds(finding.speedup),
+            "tokens a target call": f"{per_call:.2f}",
+            "verdict": finding.outcome or "",
         }
         rows.append(row)
     right = ("tokens/s", "predicted", "measured", "tokens a target call")
@@ -268,13 +263,7 @@ def models(results: Results) -> Table:
 
 def skipped(results: Results) -> Table:
     """What takes no part, and why."""
-    left_out = [(row.what, row.why) for row in results.skipped]
-    left_out += [
-        (f"{pair.draft} for {pair.target}", pair.why_not or "its tokenizer does not line up")
-        for pair in results.pairs
-        if not pair.usable
-    ]
-    return Table("What took no part", [{"what": what, "why": why} for what, why in left_out])
+    return Table("What took no part", [{"what": row.what, "why": row.why} for row in results.skipped])
 
 
 def facts(caption: str, values: Mapping[str, Any]) -> Table:
@@ -291,3 +280,115 @@ def _plain(value: Any) -> str:
     if value is None:
         return numbers.NOTHING
     return value if isinstance(value, str) else json.dumps(value)
+
+
+# The page
+
+_LONGEST_BOUND = 2.0
+"""times its value: an interval that reaches farther is cut off, or it would make all bars short"""
+
+
+def bars(values: Iterable[float]) -> list[float]:
+    """Their lengths, in percent of the longest."""
+    found = list(values)
+    return [round(100 * value / max([*found, 1e-9]), 1) for value in found]
+
+
+_SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
+
+
+def costs(results: Results) -> Table:
+    """What target calls cost by their tokens, and a draft step beside them."""
+    rows, ratios = list[dict[str, str]](), list[float]()
+    for row in [row for row in results.costs if row.role == "target"]:
+        curve = row.costs()
+        one_s = curve.call_s(1, context=0)
+        drafts = [r for r in results.costs if r.role == "draft" and r.beside in (None, row.model)]
+        calls = [("target call", size, curve.call_s(size, context=0)) for size in _SIZES]
+        calls += [(f"step of {r.model}", 1, r.costs().call_s(1, context=0)) for r in drafts]
+        for call, size, seconds in calls:
+            ratios.append(seconds / one_s)
+            shown = {"target": row.model, "call": call, "tokens": str(size)}
+            shown |= {"time": numbers.milliseconds(seconds), "calls of one token": f"{ratios[-1]:.2f}"}
+            rows.append(shown)
+    caption = "What a call costs: where a longer one takes as long, longer drafts cost nothing"
+    return Table(caption, rows, ("tokens", "time", "calls of one token"), bars(ratios))
+
+
+def write_report(results: Results, path: Path) -> None:
+    """Write the page to `path`, all of it or nothing. Raises SettingError where it cannot be written."""
+    check_writable(path, "report")
+    write_whole(path, page(results), "report")
+
+
+def page(results: Results) -> str:
+    """The whole document. The same rows give the same text."""
+    environment = Environment(
+        loader=PackageLoader("outrider.lab.bench", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"words": _words, "readable": numbers.readable}
+    return environment.get_template("page.html").render(
+        name=str(results.head.plan.get("name") or "sweep"),
+        where=f"{results.head.machine.get('cpu', 'unknown processor')}, started {results.head.started}",
+        targets=_targets(results),
+        notes=notes(results),
+        pictures={"costs": costs(results)},
+        measured=measured(results),
+        method=METHOD,
+        setup=[
+            skipped(results),
+            facts("Machine and builds", results.head.machine),
+            models(results),
+            facts("Plan", results.head.plan),
+        ],
+    )
+
+
+def _targets(results: Results) -> list[dict[str, Any]]:
+    commands = {ran.target: command for ran, command in choices(results).items()}
+    found = []
+    for target in results.targets:
+        bars = _bars(results, figures.bests_of(results, target))
+        pooled = [bar for bar in bars if bar["workload"] == results.pooled and bar["value"]]
+        parts = {
+            "target": target,
+            "said": verdict(results, target),
+            "command": commands.get(target, ""),
+            "bars": pooled,
+            "by_workload": [bar for bar in bars if bar["workload"] != results.pooled and pooled],
+        }
+        found.append(parts)
+    return found
+
+
+def _bars(results: Results, found: Sequence[Finding]) -> list[dict[str, Any]]:
+    """The chart that a report begins with. Its rows are those of a table, so that it is read, and heard,
+    without the bars. Places on the axis are parts of its length, in percent; `one` is plain decoding's."""
+    speedups = [one.speedup for one in found if one.speedup]
+    ends = [s.high if s.high < _LONGEST_BOUND * s.value else s.value for s in speedups]
+    longest = max([1.25, *ends])
+
+    def place(value: float) -> float:
+        return round(100 * min(value / longest, 1.0), 1)
+
+    return [
+        {
+            "workload": one.cell.workload,
+            "cells": cells(results, one),
+            "kind": (one.outcome or "unknown") if one.is_measured else "predicted",
+            "value": place(one.speedup.value) if one.speedup else 0.0,
+            "low": place(one.speedup.low) if one.speedup else 0.0,
+            "high": place(one.speedup.high) if one.speedup else 0.0,
+            "one": place(1.0),
+        }
+        for one in found
+    ]
+
+
+def _words(text: str) -> Markup:
+    """A sentence within HTML; a figure stays on a line with its percent sign."""
+    return Markup(str(escape(numbers.readable(text))).replace(" %", "&#160;%"))
