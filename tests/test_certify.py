@@ -19,7 +19,7 @@ from outrider.backends.bitwise import TRIED, BitwiseModel, EqualSizes
 from outrider.backends.fake import FakeModel, random_logits
 from outrider.cli.verify import print_verdict
 from outrider.core.contracts import Drafter, RewindKind
-from outrider.core.data import Distribution, Grammar, Logits, Request, Span
+from outrider.core.data import Distribution, Grammar, Logits, Request, Row, Span
 from outrider.core.errors import SettingError
 from outrider.core.params import Rule, SamplingParams, Verification
 from outrider.drafters.lookup import SuffixDrafter
@@ -341,12 +341,6 @@ def test_the_fault_is_refused_where_it_cannot_show() -> None:
         certify(unable, PROMPTS, NEEDED)
 
 
-# Cached models
-
-
-# The document
-
-
 # Constrained outputs: it holds for sound masks, and not for broken ones
 
 WORDS = Pieces("a", "b", "c", "ab", "bc", "cab")
@@ -429,25 +423,19 @@ def test_a_dead_end_is_an_end_like_another() -> None:
 # Rounding under a mask
 
 
-class Level(FakeModel):
-    """`a` and `b` lead each other by a margin everywhere but not so far as `c`, which no text has; in calls
-    over several tokens rounding swaps them after so many tokens."""
-
-    MARGIN = 0.125
-
-    def __init__(self, at: int) -> None:
-        super().__init__(WORDS, WORD_LANGUAGE)
-        self._at = at
+class Level(NearTie):
+    """`a` and `b` lie a margin apart everywhere, and below `c`, which no text has."""
 
     def decode(self, spans: Sequence[Span]) -> list[Logits]:
         rows = super().decode(spans)
-        for span, logits in zip(spans, rows, strict=True):
-            for i, row in enumerate(logits):
-                swapped = span.start + len(span.tokens) - span.rows + i + 1 == self._at
-                lead = -self.MARGIN if swapped and len(span.tokens) > 1 else self.MARGIN
-                row[:] = -5
-                row[:3] = 0, -lead, 9
+        for logits in rows:
+            logits[:, 2] = 9
         return rows
+
+
+def level(tokens: Sequence[int]) -> Row:
+    del tokens
+    return np.array([0, -NearTie.MARGIN, *[-5] * (WORDS.size - 2)], dtype=np.float32)
 
 
 LEVEL = ["aabab", "abab", "aaaa", "abbb"]
@@ -457,7 +445,7 @@ WORD_REQUEST = Request((1, 1), SamplingParams(temperature=0), 12, grammar=GRAMMA
 def test_a_near_tie_is_one_of_allowed_tokens_and_plain_decoding_goes_on_behind_it() -> None:
     constrain = constrained(LEVEL)
     at = len(WORD_REQUEST.prompt) + 1
-    engine = Engine(Level(at), [], EAGER, constrain=constrain)
+    engine = Engine(Level(WORDS, level, at), [], EAGER, constrain=constrain)
     compared = compare_texts(engine, WORD_REQUEST, 0, constrain)
     assert compared.holds and compared.tokens == len("aaaa")
     [tie] = compared.differences
@@ -467,7 +455,8 @@ def test_a_near_tie_is_one_of_allowed_tokens_and_plain_decoding_goes_on_behind_i
 
 def test_a_divergence_is_measured_under_the_mask() -> None:
     constrain = constrained(LEVEL)
-    engine = Engine(Level(len(WORD_REQUEST.prompt) + 1), [], EAGER, constrain=constrain)
+    target = Level(WORDS, level, len(WORD_REQUEST.prompt) + 1)
+    engine = Engine(target, [], EAGER, constrain=constrain)
     comparison = compare(engine, WORD_REQUEST, repetitions=1)
     assert comparison.divergence is not None and not comparison.equal
     assert comparison.divergence.margin == pytest.approx(Level.MARGIN)
