@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_helpers import Call
+from cli_helpers import ROOT, Call
 from examples import examples
 from outrider.core.errors import SettingError
 from outrider.costs.expected_speed import expected_tokens
@@ -28,7 +28,7 @@ from outrider.lab.plan.calls import (
     memory_bytes,
     model_error,
 )
-from outrider.lab.plan.catalogue import catalogue
+from outrider.lab.plan.catalogue import catalogue, token_ratios
 from outrider.lab.plan.plan import LENGTHS, Asked, export_vllm, make_plan, plan_batch
 from outrider.lab.plan.shapes import HEADS, ModelShape, find_shape, head_of
 from outrider.models.embedded import embedded_default
@@ -504,3 +504,19 @@ def test_a_broken_file_of_hardware_is_refused(tmp_path: Path, text: str, why: st
     with pytest.raises(SettingError) as error:
         catalogue(own).device("mine")
     assert why in str(error.value)
+
+
+@pytest.mark.slow
+def test_the_errors_that_are_shown_and_the_bundled_acceptance_are_those_of_the_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from plan import acceptance, check
+    from policy.recorded import read_recordings
+
+    found = [(errors, ratios) for *_, errors, ratios in check.curve_errors()]
+    absolute, relative = ([error for part in parts for error in part] for parts in zip(*found, strict=True))
+    ratios, rows = check.published()
+    assert ratios == token_ratios() and check.summaries(absolute, relative, rows) == model_error()
+    text = acceptance.written(read_recordings(acceptance.RECORDINGS))
+    assert text == (ROOT / "src/outrider/lab/plan/acceptance.toml").read_text(encoding="utf-8")
