@@ -8,8 +8,9 @@ from zlib import crc32
 
 from outrider.backends.fake import FakeModel, FakeVocabulary, NextLogits, random_logits
 from outrider.backends.gguf.options import LoadOptions
+from outrider.core.contracts import RewindKind
 from outrider.core.data import Row as LogitsRow
-from outrider.core.errors import BackendError
+from outrider.core.errors import BackendError, ModelFileError
 from outrider.costs import CallCosts, CallPoint
 from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.loaded import LoadedDraft, LoadedTarget, Loader, pair_row
@@ -52,13 +53,20 @@ SPOKEN = {"target": language(1), "twin": language(1), "stranger": language(2)}
 
 
 class FakeLoader(Loader):
-    """The models of a sweep, made up; `loaded` are those that it was asked for.
-    Every backend is here but those that are `missing`."""
+    """The models of a sweep, made up; `loaded` are those that it was asked for. Every backend is here but
+    those that are `missing`, and every file whole but those that are `damaged`."""
 
-    def __init__(self, missing: Sequence[str] = ()) -> None:
+    def __init__(
+        self, missing: Sequence[str] = (), damaged: Sequence[str] = (), rewind: RewindKind = "free"
+    ) -> None:
         super().__init__(LoadOptions(), LoadOptions(), HubOptions())
         self.loaded: list[str] = []
-        self._missing = missing
+        self._missing, self._damaged, self._rewind = missing, damaged, rewind
+
+    def _load(self, file: ModelFile) -> None:
+        if file.name in self._damaged:
+            raise ModelFileError(str(file.path), "it is damaged")
+        self.loaded.append(file.name)
 
     def find(self, references: Sequence[str], taken: Sequence[ModelFile] = ()) -> list[ModelFile]:
         del taken
@@ -69,11 +77,12 @@ class FakeLoader(Loader):
             raise BackendError(f"backend {backend}", "it is not installed")
 
     def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
-        self.loaded.append(file.name)
-        return LoadedTarget(file.name, FakeModel(VOCABULARY, SPOKEN["target"])), row(file, "target")
+        self._load(file)
+        model = FakeModel(VOCABULARY, SPOKEN["target"], rewind=self._rewind)
+        return LoadedTarget(file.name, model), row(file, "target")
 
     def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
-        self.loaded.append(file.name)
+        self._load(file)
         alignment = align(VOCABULARY, VOCABULARY)
         if file.name == "foreign":
             return pair_row(target.name, file.name, alignment.report, why_not="it speaks otherwise")

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from bench_models import SPOKEN, VOCABULARY, FakeLoader, plan
-from bench_models import row as model_row
+from bench_models import FakeLoader, plan
 from cli_helpers import TEMPLATE
 from counted_time import counted_time
 from full_disk import file_size_limit
-from outrider.backends.fake import FakeModel
 from outrider.backends.gguf.libraries import candidates
 from outrider.backends.gguf.options import LoadOptions
 from outrider.core.data import Completion
@@ -36,7 +34,7 @@ from outrider.lab.bench.plan import SweepPlan
 from outrider.lab.bench.results import ROWS, Results, Store, read_rows
 from outrider.lab.bench.sweep import Sweep, run_sweep
 from outrider.lab.bench.target import _Runner
-from outrider.lab.loaded import LoadedDraft, LoadedTarget, Loader
+from outrider.lab.loaded import Loader
 from outrider.lab.models import ModelFile, find_models
 from outrider.lab.record import Case
 from outrider.lab.rows import (
@@ -297,13 +295,7 @@ def test_a_text_that_cannot_go_on_is_left_out(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_target_that_cannot_rewind_only_decodes_plainly(tmp_path: Path) -> None:
-    class Recurrent(FakeLoader):
-        def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
-            self.loaded.append(file.name)
-            model = FakeModel(VOCABULARY, SPOKEN["target"], rewind="none")
-            return LoadedTarget(file.name, model), model_row(file, "target")
-
-    loader = Recurrent()
+    loader = FakeLoader(rewind="none")
     results = run_sweep(plan(tmp_path), tmp_path / "run", loader=loader)
     assert loader.loaded == ["target"], "no draft is loaded for it"
     assert {row.setting for row in results.predictions} == {"plain"}
@@ -312,27 +304,17 @@ def test_a_target_that_cannot_rewind_only_decodes_plainly(tmp_path: Path) -> Non
 
 
 def test_a_model_that_cannot_be_loaded_is_left_out(tmp_path: Path) -> None:
-    class Broke(FakeLoader):
-        def target(self, file: ModelFile) -> tuple[LoadedTarget, ModelRow]:
-            if file.name == "bad":
-                raise ModelFileError("bad.gguf", "it is truncated")
-            return super().target(file)
-
-        def draft(self, file: ModelFile, target: LoadedTarget) -> tuple[LoadedDraft, ModelRow] | PairRow:
-            if file.name == "twin":
-                raise ModelFileError("twin.gguf", "it is damaged")
-            return super().draft(file, target)
-
+    loader = FakeLoader(damaged=("bad", "twin"))
     some = plan(tmp_path, targets=["bad", "target"], drafts=["twin", "stranger"])
-    results = run_sweep(some, tmp_path / "run", loader=Broke())
+    results = run_sweep(some, tmp_path / "run", loader=loader)
     assert [row.target for row in results.done] == ["target"]
     assert {run.draft for run in results.runs} == {None, "stranger"}
     assert {row.what: row.why for row in results.skipped} == {
-        "bad": "it could not be loaded: it is truncated",
+        "bad": "it could not be loaded: it is damaged",
         "twin for target": "it could not be loaded: it is damaged",
     }
-    with pytest.raises(ModelFileError, match="truncated"):
-        run_sweep(plan(tmp_path, targets=["bad"]), tmp_path / "other", loader=Broke())
+    with pytest.raises(ModelFileError, match="damaged"):
+        run_sweep(plan(tmp_path, targets=["bad"]), tmp_path / "other", loader=loader)
 
 
 # Real files through llama.cpp
@@ -403,14 +385,9 @@ def test_pieces_find_out_what_a_sweep_in_one_process_does(tmp_path: Path) -> Non
 
 
 def test_what_goes_wrong_in_a_piece_is_raised_where_its_rows_are_taken(tmp_path: Path) -> None:
-    class Broken(FakeLoader):
-        def target(self, file: ModelFile) -> Any:
-            raise BackendError(file.name, "it does not fit")
-
-    sweep = plan(tmp_path)
-    [target] = FakeLoader().find(["target"])
-    with pytest.raises(BackendError, match="does not fit"):
-        list(work(Piece(target, (), sweep, (), Broken()), []))
+    loader = FakeLoader(damaged=["target"])
+    with pytest.raises(ModelFileError, match="damaged"):
+        list(work(Piece(loader.find(["target"])[0], (), plan(tmp_path), (), loader), []))
 
 
 # Machines
