@@ -22,7 +22,7 @@ from outrider.lab.bench.results import read_rows
 from outrider.lab.bench.sweep import run_sweep
 from outrider.lab.loaded import LoadedTarget
 from outrider.lab.models import ModelFile
-from outrider.lab.rows import ModelRow, PredictionRow, Row
+from outrider.lab.rows import ModelRow, PredictionRow, Row, SkippedRow
 from test_bench_sweep import signature, without_models
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -99,6 +99,11 @@ def test_three_nodes_find_out_what_one_process_does(three: Any, one: list[Row], 
     before = (tmp_path / "run" / "rows.jsonl").read_bytes()
     sweep(tmp_path, three.address)
     assert (tmp_path / "run" / "rows.jsonl").read_bytes() == before
+
+
+def test_a_target_that_cannot_be_loaded_is_left_out(three: Any, tmp_path: Path) -> None:
+    rows = sweep(tmp_path, three.address, loader=FakeLoader(damaged=["second"]))
+    assert "it could not be loaded: it is damaged" in [row.why for row in rows if isinstance(row, SkippedRow)]
 
 
 def test_nodes_without_the_backend_are_refused(three: Any, tmp_path: Path) -> None:
