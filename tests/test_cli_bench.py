@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from bench_models import bench_rows
+from bench_models import TARGETS, bench_rows
 from cli_helpers import Call, refused
 from outrider.costs.store import PairCosts, export_costs
 from outrider.lab.bench.figures import bests
@@ -22,6 +22,8 @@ from outrider.session.session import describe_policy
 from recordings import FLAT, SMALL, curve
 from tiny_gguf import write_tiny
 
+ROWS_FOUND = bench_rows(TARGETS[:1], workloads=("chat", "edits"))
+
 
 class Sweep:
     """Stands in for the sweep: keeps what it was asked for and gives rows that were made up."""
@@ -34,7 +36,7 @@ class Sweep:
         progress("recording, tiny: chat", 0.25)
         progress("running, tiny: chat", 0.5)
         folder.mkdir(parents=True, exist_ok=True)
-        return Results.of(bench_rows())
+        return Results.of(ROWS_FOUND)
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def finished(tmp_path: Path) -> Path:
     """The folder of a run that is over."""
     folder = tmp_path / "finished"
     folder.mkdir()
-    lines = [row.model_dump_json() for row in bench_rows()]
+    lines = [row.model_dump_json() for row in ROWS_FOUND]
     (folder / ROWS).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 
