@@ -341,6 +341,7 @@ def test_conversations_and_forced_text_of_real_files(tmp_path: Path) -> None:
             p_mins="0",
             repetitions=1,
             temperature=temperature,
+            prompts=1 if temperature else None,
         )
         loader = Loader(options, options, HubOptions(offline=True), 512, tmp_path / "costs.json")
         found.append(run_sweep(asked, tmp_path / f"run {temperature}", loader))

@@ -167,6 +167,7 @@ def test_the_price_is_measured_against_the_plain_model() -> None:
 # The model
 
 
+@settings(max_examples=examples(30))
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 1000))
 def test_the_bits_do_not_depend_on_how_a_text_is_cut(cuts: list[int], seed: int) -> None:
     text = np.random.default_rng(seed).integers(0, VOCABULARY.size, 60).tolist()

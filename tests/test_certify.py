@@ -348,7 +348,7 @@ END = WORDS.size - 1
 WORD_LANGUAGE = random_logits(WORDS.size, seed=4, order=2)
 WORD_PROMPTS = [(0, 1), (2, 3, 1, 1)]
 GRAMMAR = Grammar("choice")
-LIMITED = replace(QUICK, samples=40, grammar=GRAMMAR)
+LIMITED = replace(QUICK, samples=60, grammar=GRAMMAR)
 TEXTS = ("abcabbcacab", "abcabbbab", "abcbcacabb", "abcc")
 """Forced at first, then open, then forced again; every text can be spelled in several ways."""
 
@@ -399,7 +399,7 @@ def test_forced_text_is_tested_without_any_drafter() -> None:
 
 @pytest.mark.parametrize("fault", [MASK_FAULT, "kept-rejected"])
 def test_every_fault_is_found_under_a_mask(fault: str) -> None:
-    plan = replace(LIMITED, rule="token", samples=60, fault=fault)
+    plan = replace(LIMITED, rule="token", fault=fault)
     findings = certify(limited_subject(), WORD_PROMPTS, plan)
     assert not findings.holds and any(test.rejected for test in findings.sampled)
     if fault == MASK_FAULT:
