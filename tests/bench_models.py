@@ -167,7 +167,7 @@ def bench_rows(
     for target in targets:
         for workload in workloads:
             names = [f"{workload}-{number}" for number in range(cases)]
-            where = {"target": target, "workload": workload}
+            where: dict[str, Any] = {"target": target, "workload": workload}
             for draft in drafts:
                 for setting, speedup in SPEEDUPS[draft].items():
                     cases_ = tuple(_outcome(target, setting, speedup, workload, case) for case in names)

@@ -354,7 +354,11 @@ def timed(times: Times, workload: str = "w") -> list[Row]:
     """All of it in complete blocks."""
     rows: list[Row] = []
     for repetition in range(min(len(found) for case in times.values() for found in case.values())):
-        where = {"block": f"{workload}/{repetition}", "workload": workload, "repetition": repetition}
+        where: dict[str, Any] = {
+            "block": f"{workload}/{repetition}",
+            "workload": workload,
+            "repetition": repetition,
+        }
         for case, found in times.items():
             rows += [run(setting, found[setting][repetition], case=case, **where) for setting in found]
         rows.append(block(f"{workload}/{repetition}", workload, repetition))
