@@ -331,13 +331,9 @@ class CallCosts:
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise SettingError(what, f"not of the schema {SCHEMA}", way_out)
         try:
-            window, token_s = int(data.get("window_tokens", 0)), data.get("prefill_token_s")
-            token_s, switch_s = None if token_s is None else float(token_s), float(data.get("switch_s", 0.0))
-            if (
-                window < 0
-                or not 0 <= switch_s < math.inf
-                or (token_s is not None and not 0 < token_s < math.inf)
-            ):
+            window, switch_s = int(data.get("window_tokens", 0)), float(data.get("switch_s", 0.0))
+            token_s = None if data.get("prefill_token_s") is None else float(data["prefill_token_s"])
+            if window < 0 or not 0 <= switch_s < math.inf or not 0 < (token_s or 1.0) < math.inf:
                 raise ValueError(f"a window of {window} tokens, {token_s} s a token of a prompt")
             points = []
             for call in data["calls"]:
