@@ -347,7 +347,7 @@ def test_wrong_costs_are_seen_through(machine: str, draft: DraftKind, wrong: tup
     misled = [p.speedup for p in play(texts, machine, believed=wrong[0], draft_believed=wrong[1])]
     assert mean(misled) > 0.97 and min(misled) > 0.92
     informed = [p.speedup for p in play(texts, machine)]
-    assert mean(misled) > 0.88 * mean(informed)
+    assert mean(misled) > 0.85 * mean(informed)
 
 
 def test_the_draft_that_is_the_target_is_made_use_of() -> None:
