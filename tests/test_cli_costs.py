@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli_helpers import Call, refused
+from outrider.costs import CallCosts, CallPoint
 from outrider.costs.store import import_costs
 
 
@@ -25,6 +26,13 @@ def test_the_table_its_picture_and_its_meaning(costs: Call, models: Path) -> Non
     assert lines[0] == "target target" and lines[2].split()[0].startswith("1") and "█" in lines[2]
     assert "draft draft" in lines and "\x1b" not in outcome.out
     assert "pays by lookup from" in outcome.out and "a draft token costs" in outcome.out
+
+
+def test_what_a_change_of_size_takes_on_a_gpu_is_said(costs: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = CallCosts([CallPoint(1, 0.1)], switch_s=0.02)
+    monkeypatch.setattr("outrider.cli.costs.costs_of", lambda *_, **__: found)
+    said = "a call of another size than the last one takes 0.20 of a target call longer"
+    assert said in " ".join(costs().out.split())
 
 
 def test_json_is_all_there_is_on_standard_output(costs: Call) -> None:

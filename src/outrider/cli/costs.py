@@ -97,6 +97,9 @@ def print_costs(console: Screen, pair: PairCosts) -> None:
     if pair.draft is not None:
         ratio = pair.draft.call_s(1, context=0) / target.call_s(1, context=0)
         console.print(f"a draft token costs {ratio:.2f} of a target call")
+    if target.switch_s:
+        ratio = target.switch_s / target.call_s(1, context=0)
+        console.print(f"a call of another size than the last one takes {ratio:.2f} of a target call longer")
     slower = target.call_s(1, context=_LONG_CONTEXT_TOKENS) / target.call_s(1, context=0)
     known = any(point.context_tokens for point in target.points)
     how = "" if known else " (estimated, not measured)"
