@@ -1,4 +1,4 @@
-"""What `device.sh` measured, in tables and a picture.
+"""What `device.sh` measured, in tables.
 
     python benchmarks/gpu/report.py OUT [--recordings FILE.recordings.jsonl…] [--pairs 0.5b:8b]
 
@@ -15,8 +15,6 @@ from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from matplotlib.figure import Figure
 
 from harness import Row, argument_parser, geometric_mean, read_rows, run_program, table
 from outrider.costs import CallCosts
@@ -42,20 +40,17 @@ def calls(curves: dict[str, CallCosts]) -> Iterator[str]:
 def orders(rows: Sequence[Row]) -> Iterator[str]:
     lines = []
     for row in (row for row in rows if row["kind"] == "orders"):
-        for name in (name for name in row if ": " in name):
-            top, sizes = name.split(": ")
-            times = " ".join(f"{1000 * seconds:.2f}" for seconds in row[name])
-            lines.append([row["model"], "graph" if top == "1" else "whole rows", sizes, times])
-    yield from table(["samplers", "in", "calls over", "ms"], lines)
+        for sizes in (name for name in row if name[0].isdigit()):
+            lines.append([row["model"], sizes, " ".join(f"{1000 * seconds:.2f}" for seconds in row[sizes])])
+    yield from table(["calls in this order", "over", "ms"], lines)
 
 
 def plain(rows: Sequence[Row]) -> Iterator[str]:
-    lines, ways = [], ("bare", "engine", "engine, whole rows")
+    lines = []
     for row in (row for row in rows if row["kind"] == "plain"):
-        bare, ours, whole = (row[way]["median"] if way in row else 0 for way in ways)
-        more = [f"{seconds / bare - 1:+.1%}" if seconds else "" for seconds in (ours, whole)]
-        lines.append([row["model"], f"{1000 * bare:.3f}", f"{1000 * ours:.3f}", *more])
-    yield from table(["ms a token", "bare loop", "Outrider, plain", "more", "more with whole rows"], lines)
+        bare, ours = row["bare"]["median"], row["engine"]["median"]
+        lines.append([row["model"], f"{1000 * bare:.3f}", f"{1000 * ours:.3f}", f"{ours / bare - 1:+.1%}"])
+    yield from table(["ms a token", "bare loop", "Outrider, plain", "more"], lines)
 
 
 def planned(rows: Sequence[Row], card: str) -> Iterator[str]:
@@ -87,17 +82,6 @@ def replayed(curves: dict[str, CallCosts], files: Sequence[Path], pairs: Sequenc
     yield from table(["recorded answers", "draft model", "speed-up", "bound", "of the bound"], lines)
 
 
-def picture(curves: dict[str, CallCosts], path: Path) -> None:
-    figure = Figure(figsize=(8, 5))
-    axes = figure.add_subplot()
-    for name, costs in curves.items():
-        calls_s = costs.calls_s(32, context=0)
-        axes.plot(range(1, 33), calls_s / calls_s[0], label=name)
-    axes.set(xlabel="tokens of a call", ylabel="time of a plain step")
-    axes.legend()
-    figure.savefig(path)
-
-
 def main() -> None:
     parser = argument_parser(__doc__, out=False)
     parser.add_argument("measured", type=Path, metavar="OUT")
@@ -110,7 +94,6 @@ def main() -> None:
     tables = calls(curves), orders(rows), plain(rows), planned(rows, rows[0]["card"])
     for lines in (*tables, replayed(curves, given.recordings, given.pairs)):
         print("\n".join(lines), flush=True)
-    picture(curves, given.measured / "calls.svg")
 
 
 if __name__ == "__main__":
