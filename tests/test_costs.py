@@ -466,6 +466,7 @@ def test_on_a_gpu_calls_are_timed_after_equal_ones_and_a_switch_by_itself() -> N
     assert costs.calls_s(9, context=0).tolist() == pytest.approx([*[0.008] * 8, 0.012], rel=0.01)
     assert costs.switch_s == pytest.approx(0.3 * 0.008)
     assert CallCosts.from_json(costs.refined().as_json()).switch_s == costs.switch_s
+    assert calibrate(model, seconds=0.1, on_gpu=True, clock=model.clock).switch_s == 0.0, "no time for it"
 
 
 class Interrupted(TimedModel):

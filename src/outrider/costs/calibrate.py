@@ -43,7 +43,7 @@ _FIRST_SIZES = 8
 # Measured at longer contexts too: attention grows with both, without stairs of its own.
 _CONTEXT_SIZES = (1, 2, 4, 8, 16, 32)
 _CONTEXTS = (512, 2048, 8192, 32768)
-_BASE_SHARE = 0.6  # of the time, before contexts
+_SWITCH_SHARE, _BASE_SHARE = 0.2, 0.6  # of the time, for changes of size and before contexts
 
 
 class CallTimer:
@@ -162,11 +162,11 @@ def calibrate(
         # A single token is measured often enough whatever the time is: all else is compared with it.
         for _ in range(_MIN_ROUNDS):
             plan.sample(plan.taken[0])
+        switch_s = plan.switch_s()
         plan.sizes(_BASE_SHARE if longest >= _CONTEXTS[0] + plan.largest else 1.0)
         plan.prefill(longest)
         at_contexts = plan.contexts(longest)
         plan.clear()
-        switch_s = plan.switch_s()
         plan.sizes(1.0)
     part = model.vocabulary.part_of
     points = [samples.point() for samples in (*plan.taken, *at_contexts) if samples.seconds]
@@ -231,14 +231,17 @@ class _Plan(CallTimer):
     def switch_s(self) -> float:
         """How much longer a call takes on a GPU after one of another size: the library makes its graph anew;
         one that keeps a single captured graph captures it again besides, at the second equal call."""
-        pair = [samples for samples in self.taken if samples.num_tokens in (1, _SWITCH_TOKENS)]
-        if not self._num_equal or len(pair) < 2:
-            return 0.0
-        usual_s, longer = sum(samples.median_s for samples in pair), list[float]()
-        for _ in range(_FIRM_ROUNDS):
-            first, second = ([self.call_s(samples.num_tokens) for _ in range(3)] for samples in pair)
-            longer.append(first[0] + second[0] - usual_s)
-        return max(median(longer) / 2, 0.0)
+        sizes, longer, until = (
+            (1, _SWITCH_TOKENS),
+            list[float](),
+            self._started + _SWITCH_SHARE * self._seconds,
+        )
+        most = _FIRM_ROUNDS if self._num_equal and self.largest >= _SWITCH_TOKENS else 0
+        round_s = sum(map(self._expected_s, sizes))
+        while len(longer) < most and self._clock() + round_s <= until:
+            one, several = ([self.call_s(size) for _ in range(3)] for size in sizes)
+            longer.append(one[0] - one[2] + several[0] - several[2])
+        return max(median(longer or [0.0]) / 2, 0.0)
 
     def _round(self, kinds: Sequence[Samples], until: float) -> bool:
         """One sample of each kind that is not yet firm, in any order; False when none was taken."""
