@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from outrider.server import errors
-from outrider.server.guard import protect
+from outrider.server.assembly import protect
 from outrider.server.keys import Caller, KeyRing
 from outrider.server.settings import ServeSettings
 

@@ -40,6 +40,9 @@ TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 
 DEFAULT_ANSWER = "Hello there."
 
+CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+LLAMA, OLLAMA, GENERATE = "/completion", "/api/chat", "/api/generate"
+
 # What tests of tools and of limited answers ask with
 
 SCHEMA = {
@@ -269,3 +272,16 @@ def events(response: Response) -> list[dict[str, Any]]:
     assert response.headers["content-type"].startswith("text/event-stream")
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def text_of(path: str, body: dict[str, Any]) -> Any:
+    """The text of an answer, whole."""
+    if path == CHAT:
+        return body["choices"][0]["message"]["content"]
+    if path == RESPONSES:
+        return body["output"][-1]["content"][0]["text"]
+    if path == MESSAGES:
+        return body["content"][-1]["text"]
+    if path == OLLAMA:
+        return body["message"]["content"]
+    return body["choices"][0]["text"] if path == TEXT else body["content" if path == LLAMA else "response"]

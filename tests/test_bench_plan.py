@@ -18,7 +18,7 @@ from outrider.lab.models import ModelFile, find_models
 from outrider.lab.prompts import Workload
 from outrider.lab.workloads import BUILT_IN, load_workload
 from outrider.models.hub import HubOptions
-from outrider.server.logs import RequestLog, log_to_stderr
+from outrider.server.assembly import RequestLog, log_to_stderr
 from tiny_gguf import write_tiny
 
 OFFLINE = HubOptions(offline=True)

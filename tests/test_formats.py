@@ -64,15 +64,6 @@ def test_the_template_tells_the_format(source: str, name: str) -> None:
     assert format_of(None, VOCABULARY).name == "json"
 
 
-def test_visible_are_the_markers_that_are_control_tokens() -> None:
-    def spelled(name: str) -> set[str]:
-        return {VOCABULARY.spelling(token).decode() for token in chat_format(name).visible}
-
-    assert spelled("named") == {"[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"}
-    assert spelled("llama3") == {"<|python_tag|>"}
-    assert spelled("hermes") == spelled("json") == set()
-
-
 def test_earlier_calls_are_spelled_as_the_model_spelled_them() -> None:
     turns = [USER, asked("get_weather", "get", content="Well."), said(0, "hot"), said(1, "kept")]
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm"}}\n</tool_call>'

@@ -7,14 +7,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from formats_samples import PLAIN, TOOLS, Read, template, vocabulary_with
+from formats_samples import CONTROLS as MARKERS
+from formats_samples import PLAIN, TOOLS, WEATHER, Read, template, vocabulary_with
 from formats_samples import TEMPLATES as KNOWN
 from grammars import walk
 from outrider.constraints.compiler import Compiler, GrammarConstraint
 from outrider.core.data import Grammar
 from outrider.core.errors import GrammarError
+from outrider.core.notices import collect_notices
 from outrider.formats import ChatFormat, Named, ToolChoice, ToolSpec, format_of
-from outrider.formats.conversation import Call
+from outrider.formats.grammar import Call
 
 _HEAD = (
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
@@ -124,6 +126,9 @@ CONTROLS = {
 """Control tokens of the vocabularies; the markers of all others are spelled as text."""
 VOCABULARIES = {name: vocabulary_with(*CONTROLS.get(name, ()), "<end>") for name in TEMPLATES}
 FORMATS = {name: format_of(template(source), VOCABULARIES[name]) for name, source in TEMPLATES.items()}
+for _name in ("thinking", "named"):  # of templates that know of reasoning
+    VOCABULARIES[_name] = vocabulary_with(*MARKERS)
+    FORMATS[_name] = format_of(template(_name), VOCABULARIES[_name])
 SEARCH = ToolSpec(
     "search-files",
     parameters={
@@ -200,7 +205,7 @@ def tokens_of(name: str, text: str) -> list[int]:
 
 
 def start(name: str, choice: ToolChoice, tools: list[ToolSpec] = ALL, **more: Any) -> GrammarConstraint:
-    grammar = FORMATS[name].grammar(tools, choice, parallel=True, **more)
+    grammar = FORMATS[name].grammar(tools, choice, **{"parallel": True} | more)
     assert grammar is not None
     return Compiler(VOCABULARIES[name]).compile(grammar).start()
 
@@ -208,6 +213,13 @@ def start(name: str, choice: ToolChoice, tools: list[ToolSpec] = ALL, **more: An
 def takes(name: str, constraint: GrammarConstraint, text: str) -> bool:
     tokens = [*tokens_of(name, text), VOCABULARIES[name].size - 1]
     return constraint.permits((), tokens) == len(tokens)
+
+
+def notices_of(name: str, tool: ToolSpec) -> list[str]:
+    """What a grammar that demands a call says that it does not enforce."""
+    with collect_notices() as notices:
+        FORMATS[name].grammar([tool], "required", parallel=True)
+    return notices
 
 
 def read(name: str, *texts: str, tools: list[ToolSpec] = ALL) -> Read:
@@ -239,7 +251,7 @@ def test_a_template_is_found_and_writes_calls_as_its_syntax_does(name: str) -> N
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_calls_are_read_back_from_any_pieces(name: str) -> None:
     rng = random.Random(name)
-    for _ in range(200):
+    for _ in range(40):
         calls = [call_of(rng) for _ in range(1 if name == "harmony" else rng.randrange(1, 4))]
         text = "So:\n" if name not in ("harmony", "gigachat") and rng.random() < 0.3 else ""
         whole = text + syntax(name).written(calls)
@@ -341,19 +353,18 @@ def test_values_are_typed_by_their_schema() -> None:
 
 def test_what_is_not_enforced_is_said_and_refused_where_it_must_be() -> None:
     schema = {"type": "object", "properties": {"when": {"type": "string", "format": "date"}}}
-    found = FORMATS["qwen3-coder"]
-    (notice,) = found.notices([ToolSpec("f", parameters=schema)])
+    (notice,) = notices_of("qwen3-coder", ToolSpec("f", parameters=schema))
     assert notice == "tool f: when: format cannot be enforced where text is written without quotes"
-    assert not FORMATS["deepseek-r1"].notices([ToolSpec("f", parameters=schema)])
+    assert not notices_of("deepseek-r1", ToolSpec("f", parameters=schema))
     with pytest.raises(GrammarError, match="tool f: when: format"):
-        found.grammar([ToolSpec("f", parameters=schema, strict=True)], "auto", parallel=True)
+        start("qwen3-coder", "auto", [ToolSpec("f", parameters=schema, strict=True)])
 
 
 def test_listed_values_of_several_types_are_enforced_and_other_limits_said() -> None:
     listed = {"anyOf": [{"enum": ["Ulm", "5"]}, {"type": "null"}, {"const": 7}]}
     tool = ToolSpec("f", parameters={"properties": {"a": listed}, "required": ["a"]})
     for name in ("qwen3-coder", "glm-4.7"):
-        assert not FORMATS[name].notices([tool])
+        assert not notices_of(name, tool)
         for value in ("Ulm", None, 7):
             text = syntax(name).written([Call("f", {"a": value})])
             assert takes(name, start(name, "required", [tool]), text)
@@ -362,7 +373,7 @@ def test_listed_values_of_several_types_are_enforced_and_other_limits_said() -> 
             name, start(name, "required", [tool]), syntax(name).written([Call("f", {"a": "Rom"})])
         )
     either = {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}], "description": "x"}
-    (notice,) = FORMATS["glm-4.7"].notices([ToolSpec("f", parameters={"properties": {"a": either}})])
+    (notice,) = notices_of("glm-4.7", ToolSpec("f", parameters={"properties": {"a": either}}))
     assert notice.startswith("tool f: a: maxLength cannot be enforced")
 
 
@@ -409,3 +420,110 @@ def test_a_template_that_cannot_write_calls_is_given_them_as_text() -> None:
     messages, tools = FORMATS["granite-3"].conversation(turns, ALL)
     assert tools and messages[1]["content"] == '<|tool_call|>[{"name": "get", "arguments": {"text": "a"}}]'
     assert "tool_calls" not in messages[1]
+
+
+# What else a grammar holds an answer to
+
+NOTE, ULM = Call("get", {"text": "a}b"}), Call("get_weather", {"city": "Ulm"})
+
+
+def one_call(name: str, call: Call = ULM) -> str:
+    written: str = syntax(name).written([call])
+    return written
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "mistral-named", "json"])
+def test_one_call_is_one_where_calls_are_not_parallel(name: str, choice: ToolChoice) -> None:
+    constraint = start(name, choice, parallel=False)
+    assert takes(name, constraint, one_call(name, NOTE))
+    constraint.accept(tokens_of(name, one_call(name, NOTE)))
+    assert constraint.is_complete
+    assert not takes(name, start(name, choice, parallel=False), syntax(name).written([NOTE, ULM]))
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral-named", "json"])
+def test_a_named_call_is_forced_up_to_its_arguments(name: str) -> None:
+    head = one_call(name, NOTE).partition('"a}b"')[0]
+    tokens = start(name, Named("get")).forced(())
+    forced = b"".join(map(VOCABULARIES[name].spelling, tokens)).decode(errors="replace")
+    assert forced and head.startswith(forced) and len(head) - len(forced) <= 1
+    assert start(name, Named("get"), fast_forward="off").forced(()) == ()
+
+
+def test_a_call_without_markers_is_held_to_its_schema_where_markers_are_usual() -> None:
+    call = one_call("json")
+    assert takes("hermes", start("hermes", "auto"), f"So:\n{call}\n{one_call('json', NOTE)}")
+    assert not takes("hermes", start("hermes", "auto"), call.replace("Ulm", "Rom"))
+    assert not takes("hermes", start("hermes", "required"), call)
+    typed = one_call("llama3").replace("{", '{"type": "function", ', 1)
+    assert takes("llama3", start("llama3", "auto"), typed)
+    assert not takes("llama3", start("llama3", "auto"), typed.replace("Ulm", "Rom"))
+
+
+@pytest.mark.parametrize(("name", "marker"), [("thinking", "<think>"), ("named", "[THINK]")])
+def test_reasoning_may_come_first_where_the_template_knows_it(name: str, marker: str) -> None:
+    def fits(choice: ToolChoice, text: str, prompt: str = "") -> bool:
+        return takes(name, start(name, choice, prompt=prompt), text)
+
+    call, closer = one_call(name), f"{marker[0]}/{marker[1:]}"
+    thought = 'so: {"name": "get"} <tool_call>{\n'
+    for choice in ("required", "auto"):
+        assert fits(choice, call)
+        assert fits(choice, f"{marker}{thought}{closer}\n\n{call}")
+        assert not fits(choice, f"{marker}so{closer}\n\n{call}!")
+        # Behind an opened reasoning the marker has been written already.
+        assert fits(choice, f"so{closer}{call}", f"…{marker}\n")
+        assert not fits(choice, f"so{closer}{call}!", f"…{marker}\n")
+    assert fits("auto", f"{marker}so{closer}Hi")
+    assert not fits("required", f"{marker}so{closer}Hi")
+    assert not fits("required", call, marker)
+    # Where the prompt says that there is none, the call is forced from its first character.
+    over = start(name, Named("get"), prompt=f"{marker}\n\n{closer}\n\n")
+    assert len(over.forced(())) > 5
+    assert not takes("hermes", start("hermes", "required"), f"{marker}so{closer}{one_call('hermes')}")
+
+
+def test_schemas_are_enforced_as_far_as_they_can_be() -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+    lenient, strict = ToolSpec("f", parameters=odd), ToolSpec("f", parameters=odd, strict=True)
+    notice = "tool f: schema: #/properties/a/uniqueItems cannot be enforced, and is left out"
+    assert notices_of("hermes", lenient) == [notice] and not notices_of("hermes", WEATHER)
+    assert takes("json", start("json", "required", [lenient]), '{"name": "f", "arguments": {"a": [1, 1]}}')
+    with pytest.raises(GrammarError, match=r"tool f: schema #/properties/a/uniqueItems .*strict"):
+        start("hermes", "auto", [strict])
+
+
+@pytest.mark.parametrize(
+    "schema", [{"$ref": "#/nowhere"}, {"type": "string"}, {"properties": {"a": {"type": "colour"}}}]
+)
+def test_arguments_of_a_broken_schema_are_any_object(schema: dict[str, object]) -> None:
+    tool = ToolSpec("f", parameters=schema)
+    (notice,) = notices_of("json", tool)
+    assert notice.startswith("tool f: schema #/") and notice.endswith("its arguments may be any object")
+    for arguments, fits in (('{"any": [1, {}]}', True), ('"x"', False)):
+        text = f'{{"name": "f", "arguments": {arguments}}}'
+        assert takes("json", start("json", "required", [tool]), text) is fits
+    with pytest.raises(GrammarError, match="tool f"):
+        start("json", "required", [ToolSpec("f", parameters=schema, strict=True)])
+
+
+def test_objects_have_no_properties_that_no_one_named_but_where_schemas_are_combined() -> None:
+    def fits(parameters: dict[str, Any], inside: str) -> bool:
+        text = f'{{"name": "f", "arguments": {{"a": {{{inside}}}}}}}'
+        return takes("json", start("json", "required", [ToolSpec("f", parameters=parameters)]), text)
+
+    inner = {"type": "object", "properties": {"properties": {"type": "integer"}}}
+    assert fits({"properties": {"a": inner}}, '"properties": 1')
+    assert not fits({"properties": {"a": inner}}, '"b": 1')
+    assert fits({"properties": {"a": {**inner, "additionalProperties": True}}}, '"b": 1')
+    other = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
+    both = {"allOf": [{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/other"}]}
+    combined = {"properties": {"a": both}, "$defs": {"one": inner, "other": other}}
+    assert fits(combined, '"properties": 1, "b": 1')
+    assert fits({}, "")
+
+
+def test_no_tools_need_no_grammar() -> None:
+    assert FORMATS["hermes"].grammar(TOOLS, "none", parallel=True) is None
+    assert FORMATS["hermes"].grammar([], "auto", parallel=True) is None

@@ -44,29 +44,6 @@ def test_a_call_is_read_and_leaves_no_content(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("hermes", f"{hermes(OBJECT)}\n{hermes(OBJECT)}"),
-        ("hermes", hermes(OBJECT) * 2),
-        ("llama3", f"{LLAMA}; {LLAMA}"),
-        ("llama3", f"<|python_tag|>{LLAMA}; {LLAMA}"),
-        ("mistral", f"[TOOL_CALLS][{OBJECT}, {OBJECT}]"),
-        ("named", '[TOOL_CALLS]get_weather[ARGS]{"city": "Ulm"}' * 2),
-        ("json", f"{OBJECT}\n{OBJECT}\n"),
-    ],
-)
-def test_several_calls_are_counted(name: str, text: str) -> None:
-    found = read(name, text)
-    assert found.calls == [CALL, CALL] and not found.content
-
-
-def test_text_before_calls_is_content() -> None:
-    for name, call in (("hermes", hermes(OBJECT)), ("mistral", f"[TOOL_CALLS][{OBJECT}]"), ("json", OBJECT)):
-        found = read(name, f"Let me see.\n\n{call}\n")
-        assert (found.calls, found.content) == ([CALL], "Let me see.")
-
-
-@pytest.mark.parametrize(
     "arguments",
     [
         "{}",
@@ -232,27 +209,10 @@ def test_reasoning_that_the_prompt_opened_is_told_apart(start: str) -> None:
 
 
 BITS = [
-    *(
-        "<tool_call>",
-        "</tool_call>",
-        "<|python_tag|>",
-        "[TOOL_CALLS]",
-        "[ARGS]",
-        "<think>",
-        "</think>",
-        "[/THINK]",
-    ),
-    *("\n", " ", "; ", "[", "]", "{", "}", ", ", '"', "\\", "x", "é", "<", "null", "<tool_"),
-    *(
-        '{"name": ',
-        '"get"',
-        '"get_weather"',
-        ', "arguments": ',
-        '{"a": 1}',
-        '"{\\"a\\": 1}"',
-        OBJECT,
-        f"{OBJECT}, ",
-    ),
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"),
+    *("[/THINK]", "\n", " ", "; ", "[", "]", "{", "}", ", ", '"', "\\", "x", "é", "<", "null", "<tool_"),
+    *('{"name": ', '"get"', '"get_weather"', ', "arguments": ', '{"a": 1}', '"{\\"a\\": 1}"', OBJECT),
+    f"{OBJECT}, ",
 ]
 TEXTS = st.lists(st.sampled_from(BITS), max_size=14).map("".join)
 NAMES = st.sampled_from(["hermes", "thinking", "llama3", "mistral", "named", "json"])

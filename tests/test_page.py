@@ -227,12 +227,12 @@ async def sent(said: str, seen: list[Chunk]) -> AsyncIterator[bytes]:
 
 def with_page() -> FastAPI:
     app = FastAPI(openapi_url=None)
-    app.get("/")(lambda: Response(page().body, headers=dict(page().headers)))
+    app.get("/")(page)
     return app
 
 
-def api(status: Chunk, seen: list[Chunk], key: str | None = None) -> FastAPI:
-    """The page and the two endpoints that it uses."""
+def api(status: Chunk, seen: list[Chunk], key: str | None = None, *, is_late: bool = False) -> FastAPI:
+    """The page and the two endpoints that it uses; `is_late`: it is away until somebody says /loaded."""
     app = with_page()
 
     def refused(request: Request) -> Response | None:
@@ -244,6 +244,8 @@ def api(status: Chunk, seen: list[Chunk], key: str | None = None) -> FastAPI:
 
     @app.get("/outrider/status")
     def shown(request: Request) -> Response:
+        if is_late and {"loaded": True} not in seen:
+            return JSONResponse({"error": {"message": "Loading model: not yet", "code": 503}}, 503)
         found = status if not seen else status | {"plain_token_s": status["plain_token_s"] and 0.04}
         return refused(request) or JSONResponse(found)
 
@@ -265,20 +267,6 @@ def api(status: Chunk, seen: list[Chunk], key: str | None = None) -> FastAPI:
     return app
 
 
-def later(seen: list[Chunk]) -> FastAPI:
-    """A server that loads its models until somebody says /loaded."""
-    app = with_page()
-
-    @app.get("/outrider/status")
-    def shown() -> Response:
-        if {"loaded": True} in seen:
-            return JSONResponse(STATUS)
-        error = {"message": "Loading model: the server is loading the models", "code": 503}
-        return JSONResponse({"error": error}, 503)
-
-    return app
-
-
 def standin() -> FastAPI:
     """All of them, and what they were asked at /seen (DELETE forgets it)."""
     seen: list[Chunk] = []
@@ -290,7 +278,7 @@ def standin() -> FastAPI:
     bare: Chunk = {"draft": None, "drafters": [], "plain_token_s": None, "calls_s": None, "bitwise": False}
     app.mount("/bare", api(STATUS | bare, seen))
     app.mount("/away", with_page())
-    app.mount("/later", later(seen))
+    app.mount("/later", api(STATUS, seen, is_late=True))
     app.post("/loaded")(lambda: seen.append({"loaded": True}))
     return app
 
@@ -368,7 +356,7 @@ def test_in_the_browser(browser: Browser, url: str, name: str) -> None:
 
 
 def test_the_page_is_one_document_that_needs_nothing_else() -> None:
-    html = page().body.decode()
+    html = bytes(page().body).decode()
     assert not re.findall(r"<(?:script|img|iframe|object|embed|source)\b[^>]*\bsrc=", html)
     assert re.findall(r'<link\b[^>]*href="([a-z]+):', html) == ["data"]
     assert {f.name for f in SOURCES.iterdir() if f.suffix in (".js", ".css", ".html")} == set(
@@ -378,7 +366,7 @@ def test_the_page_is_one_document_that_needs_nothing_else() -> None:
 
 
 def test_the_policy_allows_just_the_code_of_the_page() -> None:
-    html, policy = page().body.decode(), page().headers["Content-Security-Policy"]
+    html, policy = bytes(page().body).decode(), page().headers["Content-Security-Policy"]
     for tag, directive in (("script", "script-src"), ("style", "style-src")):
         code = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
         hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in code]
@@ -398,11 +386,3 @@ def test_the_policy_allows_just_the_code_of_the_page() -> None:
 )
 def test_no_script_turns_text_into_markup_or_code(sink: str) -> None:
     assert [file.name for file in SOURCES.glob("*.js") if sink in file.read_text("utf-8")] == []
-
-
-def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
-    from outrider.server.page import assemble
-
-    (tmp_path / "index.html").write_text('<script src="gone.js"></script>')
-    with pytest.raises(FileNotFoundError, match=r"gone\.js"):
-        assemble(tmp_path)

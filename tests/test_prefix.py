@@ -26,7 +26,6 @@ from outrider.policy.fixed import FixedPolicy
 from outrider.server.settings import ServeSettings
 from outrider.session.options import Keeping
 from serving import DEFAULT_ANSWER, ByteVocabulary, Running, Serving, serving, user
-from test_server_api_service import Counted
 from test_server_worker import REQUEST, finish, slow_model, working
 from tiny_gguf import write_tiny
 
@@ -77,11 +76,14 @@ def test_a_server_may_be_started_without_the_cache() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/completion"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_choices_of_a_prompt_read_it_once(path: str, stream: bool) -> None:
-    meter = Counted()
-    with serving(max_running=4, metrics=meter) as served:
+def test_the_choices_of_a_prompt_read_it_once(
+    path: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Completion] = []
+    with serving(max_running=4) as served:
+        monkeypatch.setattr(served.service.metrics, "observe_request", lambda one, **_: done.append(one))
         assert read_by(served, path, **ENDPOINTS[path], n=4, stream=stream) < len(TEXT) + 4 * 20
-    cached = sorted(completion.reused_tokens for completion, _ in meter.completions)
+    cached = sorted(completion.reused_tokens for completion in done)
     assert cached[0] == 0 and cached[1] > len(TEXT) - 20 and len(cached) == 4
 
 

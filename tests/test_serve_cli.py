@@ -5,7 +5,6 @@ import re
 import signal
 import socket
 import subprocess
-import tomllib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from cli_helpers import COMMAND, PATIENCE_S, TEMPLATE, Call, Outcome, environment
+from cli_helpers import COMMAND, PATIENCE_S, TEMPLATE, Call, environment, refused
 from tiny_gguf import write_tiny
 
 KEY = "a-key-of-twenty-four-chars"
@@ -26,20 +25,9 @@ def run(outrider: Call) -> Call:
     return partial(outrider, "serve")
 
 
-def refused(outcome: Outcome) -> str:
-    """The one message of a command line that was refused."""
-    assert outcome.status == 2 and outcome.out == ""
-    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1, outcome.err
-    return outcome.err.removeprefix("error: ").strip()
-
-
-def test_others_are_let_in_only_with_a_key_or_on_purpose(run: Call) -> None:
-    message = refused(run("--host", "0.0.0.0"))
-    assert "it has no key" in message and "OUTRIDER_API_KEY" in message and "--no-auth" in message
-
-
 def test_what_is_wrong_is_found_before_a_model_is_loaded(run: Call, tmp_path: Path) -> None:
     missing = ("-m", str(tmp_path / "none.gguf"), "--port", "0")
+    assert "it has no key" in refused(run("--host", "0.0.0.0"))
     keys = tmp_path / "keys.toml"
     keys.write_text("[[key]]\nname = 'anna'\nkey = 'short'\n")
     assert "a key has 16 to 512 characters" in refused(run(*missing, "--api-keys", str(keys)))
@@ -55,25 +43,6 @@ def test_what_is_wrong_is_found_before_a_model_is_loaded(run: Call, tmp_path: Pa
             run(*missing[:2], "--port", port)
         )
     assert "none.gguf" in refused(run(*missing))
-
-
-def test_the_settings_in_force_are_printed_and_can_be_read_back(
-    run: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("OUTRIDER_API_KEY", KEY)
-    monkeypatch.setenv("OUTRIDER_HOST", "0.0.0.0")
-    given = ("-np", "3", "-c", "512", "--no-page", "--corpus", "a", "--corpus", "b", "-ngl", "7")
-    first = run(*given, "--print-config")
-    assert first.status == 0 and KEY not in first.out + first.err
-    printed = tomllib.loads(first.out)
-    assert (printed["limits"]["max_running"], printed["machine"]["ctx_size"]) == (3, 512)
-    assert (printed["server"]["page"], printed["server"]["host"]) == (False, "0.0.0.0")
-    assert (printed["speculation"]["corpus"], printed["machine"]["gpu_layers"]) == (["a", "b"], "7")
-    config = tmp_path / "printed.toml"
-    config.write_text(first.out)
-    monkeypatch.delenv("OUTRIDER_HOST")
-    second = run("--config", str(config), "--print-config")
-    assert tomllib.loads(second.out) == printed
 
 
 # As a process
@@ -164,31 +133,27 @@ def test_it_serves_says_so_and_drains(program: Callable[..., Program]) -> None:
     assert KEY not in shown + log and "river" not in log and "Traceback" not in log
 
 
-def test_the_log_as_json_is_json_from_the_first_line_on(program: Callable[..., Program]) -> None:
-    server = program("--log-json", "--log-prompts", OUTRIDER_SERVICE_HOST="x")
+def test_a_second_signal_ends_at_once_and_a_log_as_json_is_json_from_its_first_line_on(
+    program: Callable[..., Program],
+) -> None:
+    options = ("--log-json", "--log-prompts", "--drain-timeout", "3600", "-c", "8192")
+    server = program(*options, OUTRIDER_SERVICE_HOST="x")
     address = server.start()
     urlopen(post(address, 1), timeout=PATIENCE_S).close()
-    server.process.send_signal(signal.SIGINT)
-    status, log = server.end()
-    events = [json.loads(line) for line in ["".join(server.shown), *log.splitlines()]]
-    assert status == 0
-    assert [event["event"] for event in events] == ["started", "request", "draining", "stopped"]
-    assert events[0]["address"].startswith(address) and events[0]["notices"]
-    assert "the river" in events[1]["body"] and events[1]["route"] == "/v1/completions"
-
-
-def test_a_second_signal_ends_at_once(program: Callable[..., Program]) -> None:
-    server = program("--drain-timeout", "3600", "-c", "8192")
-    address = server.start()
     with urlopen(post(address, 8000, stream=True, ignore_eos=True), timeout=PATIENCE_S) as answer:
         assert answer.readline().startswith(b"data: ")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.stderr is not None
-        while "draining" not in server.process.stderr.readline():
+        while "draining" not in server.shown[-1]:
+            server.shown.append(server.process.stderr.readline())
             assert server.process.poll() is None
         server.process.send_signal(signal.SIGTERM)
         status, log = server.end()
     assert status == 128 + signal.SIGTERM, log
+    events = [json.loads(line) for line in server.shown]
+    assert [event["event"] for event in events] == ["started", "request", "draining"]
+    assert events[0]["address"].startswith(address) and events[0]["notices"]
+    assert "the river" in events[1]["body"] and events[1]["route"] == "/v1/completions"
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import pytest
 
 from guarded import Small, guarded
 from outrider.core.errors import SettingError
-from outrider.server.running import Server, address_of, bind, check_tls, close
+from outrider.server.running import Drain, Server, address_of, bind, check_tls, close
 from outrider.server.settings import ServeSettings
 
 PATIENCE_S = 20.0
@@ -78,9 +78,9 @@ def status(answer: bytes) -> int:
 
 
 @contextmanager
-def running(small: Small | None = None, **settings: Any) -> Iterator[Running]:
+def running(small: Small | None = None, drain: Drain | None = None, **settings: Any) -> Iterator[Running]:
     given = {"drain_timeout": 5.0, **settings}
-    server = Server(guarded(None, small, **given), ServeSettings(**given))
+    server = Server(guarded(None, small, **given), ServeSettings(**given), drain=drain)
     run = Running(server, bind("127.0.0.1", 0))
     run.thread.start()
     try:
@@ -175,11 +175,13 @@ def test_clients_that_vanish_leave_nothing_behind() -> None:
 
 def test_who_comes_before_the_server_has_started_waits() -> None:
     """As while the models are being loaded."""
-    sockets = bind("127.0.0.1", 0)
-    run = Running(Server(guarded(), ServeSettings()), sockets)
+    ready: list[bool] = []
+    server = Server(guarded(), ServeSettings(), ready=lambda: ready.append(True))
+    run = Running(server, bind("127.0.0.1", 0))
     early = run.connect("GET /health", "Connection: close")
+    assert ready == []
     run.thread.start()
-    assert received(early).endswith(b"ok")
+    assert received(early).endswith(b"ok") and ready == [True]
     early.close()
     run.server.handle_exit(signal.SIGTERM, None)
     run.thread.join(PATIENCE_S)
@@ -200,25 +202,16 @@ def test_draining_lets_running_requests_end_and_accepts_nothing_new() -> None:
         await release.wait()
         return "whole"
 
-    ready: list[bool] = []
-    settings = ServeSettings(drain_timeout=7)
-    server = Server(guarded(None, small), settings, drain=drain, ready=lambda: ready.append(True))
-    run = Running(server, bind("127.0.0.1", 0))
-    run.thread.start()
-    until(lambda: ready == [True], "the start")
-    connection = run.connect("POST /v1/held", "Content-Length: 0")
-    idle = run.connect("GET /health")
-    until(lambda: len(server.server_state.tasks) == 1 and run.num_connections == 2, "the request's start")
-    server.handle_exit(signal.SIGTERM, None)
-    until(lambda: drained == [7.0], "the draining")
-    with pytest.raises(ConnectionError):
-        run.connect()
-    assert received(connection).endswith(b'"whole"')
-    assert received(idle).startswith(b"HTTP/1.1 200")
-    run.thread.join(PATIENCE_S)
-    assert not run.thread.is_alive()
-    for opened in run.opened:
-        opened.close()
+    with running(small, drain, drain_timeout=7) as run:
+        connection = run.connect("POST /v1/held", "Content-Length: 0")
+        idle = run.connect("GET /health")
+        until(lambda: len(run.server.server_state.tasks) == 1 and run.num_connections == 2, "the request")
+        run.server.handle_exit(signal.SIGTERM, None)
+        until(lambda: drained == [7.0], "the draining")
+        with pytest.raises(ConnectionError):
+            run.connect()
+        assert received(connection).endswith(b'"whole"')
+        assert received(idle).startswith(b"HTTP/1.1 200")
 
 
 def test_a_second_signal_ends_the_program_at_once(
@@ -291,19 +284,11 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_https(pems: Path) -> None:
     check_tls(pems / "cert.pem", pems / "key.pem")
-    settings = ServeSettings(tls_cert=pems / "cert.pem", tls_key=pems / "key.pem")
-    server = Server(guarded(), settings)
-    sockets = bind("127.0.0.1", 0)
-    run = Running(server, sockets)
-    run.thread.start()
-    until(lambda: server.started, "the start")
-    address = address_of(sockets, tls=True)
-    with urlopen(f"{address}/health", context=ssl.create_default_context(cafile=pems / "cert.pem")) as answer:
-        assert answer.read() == b"ok"
-    assert b"HTTP/1.1 200" not in received(run.connect("GET /health", "Connection: close"))
-    server.handle_exit(signal.SIGTERM, None)
-    run.thread.join(PATIENCE_S)
-    run.opened[0].close()
+    with running(tls_cert=pems / "cert.pem", tls_key=pems / "key.pem") as run:
+        context = ssl.create_default_context(cafile=pems / "cert.pem")
+        with urlopen(f"https://127.0.0.1:{run.port}/health", context=context) as answer:
+            assert answer.read() == b"ok"
+        assert b"HTTP/1.1 200" not in received(run.connect("GET /health", "Connection: close"))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,25 @@
-"""Chat completions, completions and the small endpoints, on a tiny model that says what it is told."""
+"""Chat completions, completions and the small endpoints, on a tiny model that says what it is told; who asks,
+and what is counted."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai.types import Completion
+from openai.types import Completion as OpenAICompletion
 from openai.types.chat import ChatCompletion
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
+from outrider.costs import CallCosts
+from outrider.costs.curve import CallPoint
+from outrider.policy.auto import AutoPolicy
+from outrider.server.apis.chat import ChatRequest, plan_chat
+from outrider.server.assembly import create_app
+from outrider.server.keys import ApiKey, Caller, RateLimiter, digest_of
+from outrider.server.page import page
+from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
-from serving import Serving, events, serving, user
+from serving import CHAT, RESPONSES, TEXT, Serving, events, serving, tiny_session, user
 
 REPEATING = "one two three one two three one two three one two three"
 
@@ -21,7 +32,7 @@ def served() -> Iterator[Serving]:
 
 def chat(served: Serving, text: str, **fields: Any) -> dict[str, Any]:
     """A whole answer to a message with `[[text]]` in it."""
-    response = served.post("/v1/chat/completions", messages=user(f"Say [[{text}]]"), **fields)
+    response = served.post(CHAT, messages=user(f"Say [[{text}]]"), **fields)
     assert response.status_code == 200, response.text
     body: dict[str, Any] = response.json()
     ChatCompletion.model_validate(body)
@@ -30,23 +41,14 @@ def chat(served: Serving, text: str, **fields: Any) -> dict[str, Any]:
 
 def stream(served: Serving, text: str, **fields: Any) -> list[dict[str, Any]]:
     body = {"messages": user(f"Say [[{text}]]"), "stream": True, **fields}
-    return events(served.post("/v1/chat/completions", **body))
-
-
-def content(chunks: list[dict[str, Any]], index: int = 0) -> str:
-    return "".join(
-        choice["delta"].get("content") or ""
-        for chunk in chunks
-        for choice in chunk["choices"]
-        if choice["index"] == index
-    )
+    return events(served.post(CHAT, **body))
 
 
 def complete(served: Serving, prompt: Any, **fields: Any) -> dict[str, Any]:
-    response = served.post("/v1/completions", prompt=prompt, **fields)
+    response = served.post(TEXT, prompt=prompt, **fields)
     assert response.status_code == 200, response.text
     body: dict[str, Any] = response.json()
-    Completion.model_validate(body)
+    OpenAICompletion.model_validate(body)
     return body
 
 
@@ -70,27 +72,9 @@ def test_sources_are_told_where_they_are_asked_for(served: Serving) -> None:
     assert calls[-1] < said[-1]["generated_tokens"]
 
 
-def test_choices_have_seeds_that_follow_each_other() -> None:
-    with serving() as served:
-        submitted = []
-        submit = served.worker.submit
-
-        async def listen(request: Any, *others: Any) -> Any:
-            submitted.append(request)
-            return await submit(request, *others)
-
-        served.worker.submit = listen  # type: ignore[method-assign, assignment]
-        chat(served, "abc", n=2, seed=7)
-        assert [request.sampling.seed for request in submitted] == [7, 8]
-
-
-def test_an_answer_can_be_sent_back(served: Serving) -> None:
-    message = chat(served, "abc")["choices"][0]["message"]
-    returned = {**message, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
-    messages = [*user("Say [[abc]]"), returned, *user("And [[def]]")]
-    response = served.post("/v1/chat/completions", messages=messages)
-    assert response.json()["choices"][0]["message"]["content"] == "def"
-    assert response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+def test_choices_have_seeds_that_follow_each_other(served: Serving) -> None:
+    body = ChatRequest.model_validate({"messages": user("abc"), "n": 2, "seed": 7})
+    assert [one.sampling.seed for one in plan_chat(served.service, body, "").requests] == [7, 8]
 
 
 # Log probabilities
@@ -102,7 +86,6 @@ def test_log_probabilities_of_half_characters_keep_their_bytes(served: Serving) 
     assert [one["token"] for one in scored] == ["\ufffd", "\ufffd"]
     legacy = complete(served, "[[é!]]|", logprobs=1)["choices"][0]["logprobs"]
     assert legacy["tokens"] == ["bytes:\\xc3", "bytes:\\xa9", "!"]
-    assert legacy["text_offset"] == [0, 0, 1]
 
 
 # Completions
@@ -111,7 +94,7 @@ def test_log_probabilities_of_half_characters_keep_their_bytes(served: Serving) 
 def test_a_completion_needs_no_template() -> None:
     with serving(template=None) as served:
         assert complete(served, "[[ab]]|")["choices"][0]["text"] == "ab"
-        refused = served.post("/v1/chat/completions", messages=user("hi"))
+        refused = served.post(CHAT, messages=user("hi"))
         assert refused.status_code == 400
         assert "/v1/completions" in refused.json()["error"]["message"]
 
@@ -123,7 +106,7 @@ def test_the_servers_limits_hold() -> None:
     with serving(settings=ServeSettings(max_tokens=4, default_max_tokens=2)) as served:
         assert chat(served, "abcdef")["choices"][0]["message"]["content"] == "ab"
         assert chat(served, "abcdef", max_tokens=4)["choices"][0]["message"]["content"] == "abcd"
-        refused = served.post("/v1/chat/completions", messages=user("hi"), max_completion_tokens=5)
+        refused = served.post(CHAT, messages=user("hi"), max_completion_tokens=5)
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "max_tokens"
 
 
@@ -145,8 +128,6 @@ def test_tokens_of_texts_as_llama_cpp_and_vllm_have_them(served: Serving) -> Non
 
     assert tokens(content="abc") == {"tokens": [97, 98, 99], "count": 3, "max_model_len": 2048}
     assert tokens(prompt="abc", model="tiny")["tokens"] == [97, 98, 99]
-    pieces = tokens(content="aé", with_pieces=True)["tokens"]
-    assert pieces == [{"id": 97, "piece": "a"}, {"id": 195, "piece": [195]}, {"id": 169, "piece": [169]}]
     assert served.post("/detokenize", tokens=[97, 256, 98]).json()["content"] == "a<end>b"
     assert served.post("/detokenize", tokens=[]).json()["content"] == ""
     long = served.post("/tokenize", content="a" * 1_000_001).json()["error"]
@@ -161,19 +142,6 @@ def test_usage_counts_what_the_tokenizer_counts(served: Serving) -> None:
     assert body["usage"]["prompt_tokens"] == said["count"] == len("user: Say [[abcd]]\n|")
     assert body["usage"]["completion_tokens"] == 5  # with the end token
     assert body["usage"]["total_tokens"] == said["count"] + 5
-
-
-def test_log_probabilities_are_those_of_plain_decoding(served: Serving) -> None:
-    fields = {"logprobs": True, "top_logprobs": 3, "temperature": 0}
-    drafted = chat(served, REPEATING, **fields)
-    plain = chat(served, REPEATING, **fields, speculation={"policy": "plain"})
-    assert drafted["outrider"]["accepted_tokens"] > 0 == plain["outrider"]["drafted_tokens"]
-    scored = drafted["choices"][0]["logprobs"]["content"]
-    assert scored == plain["choices"][0]["logprobs"]["content"]
-    assert "".join(one["token"] for one in scored) == REPEATING
-    assert all(bytes(one["bytes"]).decode() == one["token"] for one in scored)
-    assert all(one["top_logprobs"][0]["token"] == one["token"] for one in scored)
-    assert len({one["top_logprobs"][1]["token"] for one in scored}) > 5
 
 
 def test_the_account_adds_up(served: Serving) -> None:
@@ -192,3 +160,117 @@ def test_the_account_adds_up(served: Serving) -> None:
     assert drafted == account["drafted_tokens"]
     assert account["draft_calls"] == account["forced_tokens"] == 0
     assert account["times"]["decode_s"] > 0
+
+
+# Who asks, and what is counted
+
+
+def client_of(served: Serving, name: str, **limits: Any) -> tuple[TestClient, Caller, RateLimiter]:
+    """A client all of whose requests come from this key."""
+    limiter = RateLimiter(ApiKey(name=name, sha256=digest_of(name), **limits))
+    caller = Caller(limiter)
+
+    async def known(scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["caller"] = caller
+        await served.app(scope, receive, send)
+
+    return TestClient(known), caller, limiter
+
+
+def counted(served: Serving, name: str, **labels: str) -> float:
+    """What a metric of the server is now."""
+    return served.service.metrics.registry.get_sample_value(f"outrider_{name}_total", labels) or 0
+
+
+def test_prompts_are_not_reused_across_keys(served: Serving) -> None:
+    body = {"messages": user("Say [[abcdefghijklmnopqrstuvwxyz]]")}
+    ours, others = client_of(served, "ours")[0], client_of(served, "others")[0]
+    usages = [client.post(CHAT, json=body).json()["usage"] for client in (ours, ours, others, ours)]
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert [tokens > 20 for tokens in cached] == [False, True, False, True] and cached[0] == cached[2] == 0
+
+
+def test_a_key_pays_for_what_it_got(served: Serving) -> None:
+    client, caller, meter = client_of(served, "payer", tokens_per_minute=1_000)
+    body = {"messages": user("Say [[abcdef]]"), "max_tokens": 100, "n": 2}
+    usage = client.post(CHAT, json=body).json()["usage"]
+    assert caller.used.completion_tokens == usage["completion_tokens"] == 14
+    assert caller.used.prompt_tokens == 2 * usage["prompt_tokens"]  # each choice reads it
+    assert meter.tokens is not None
+    assert round(meter.tokens.level) in range(
+        1_000 - 14 - caller.used.prompt_tokens, 1_000 - caller.used.prompt_tokens
+    )
+    refused = client.post(CHAT, json=body | {"max_tokens": 990, "n": 1})
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert served.idle()
+
+
+def test_what_ends_is_counted_with_its_key(served: Serving) -> None:
+    client = client_of(served, "counted")[0]
+    client.post(CHAT, json={"messages": user("Say [[abc]]"), "n": 2})
+    client.post(RESPONSES, json={"input": "Say [[abc]]", "stream": True})
+    assert counted(served, "requests_finished", finish_reason="stop", key="counted") == 3
+    assert counted(served, "key_tokens", key="counted", kind="generation") == 3 * 4
+
+
+def test_errors_are_counted() -> None:
+    with serving() as served:
+        served.post(CHAT, messages=[])
+        served.client.get("/nowhere")
+        served.model.fail_from_call = 2
+        served.post(CHAT, messages=user("Say [[abc]]"), stream=True)
+        for status, code in (("400", "invalid_value"), ("404", "not_found"), ("500", "backend_error")):
+            assert counted(served, "errors", status=status, code=code) == 1
+
+
+def test_metrics_are_shown(served: Serving) -> None:
+    for path in ("/metrics", "/health"):  # as benchmarks find out what there is
+        assert served.client.head(path).status_code == 200
+    shown = served.client.get("/metrics", headers={"accept": "application/openmetrics-text"})
+    assert shown.headers["content-type"].startswith("application/openmetrics-text")
+    assert "outrider_generation_tokens_total" in shown.text
+
+
+def test_the_page_is_at_the_root(served: Serving) -> None:
+    assert served.client.get("/").status_code == 404
+    shown = TestClient(create_app(served.service, page=True)).get("/")
+    assert (shown.content, shown.headers["content-type"]) == (page().body, "text/html; charset=utf-8")
+
+
+def test_a_bug_is_an_error_of_the_server(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(served.service, "prepared", broken)
+    response = served.post(CHAT, messages=user("hi"))
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "ZeroDivision" not in response.text
+    assert counted(served, "errors", status="500", code="internal_error") == 1
+
+
+def test_costs_and_the_speedup_are_said() -> None:
+    costs = CallCosts([CallPoint(n, 0.001 + 0.0001 * n) for n in (1, 2, 4, 8, 16, 32)])
+    with serving(policy=AutoPolicy(costs), call_s=0.002) as served:
+        status = served.client.get("/outrider/status").json()
+        assert len(status["calls_s"]) == 32 and status["calls_s"] == sorted(status["calls_s"])
+        assert status["plain_token_s"] == status["calls_s"][0] == pytest.approx(0.0011)
+        assert status["policy"] == "auto"
+        account = served.post(CHAT, messages=user("Say [[one two one two one two]]")).json()["outrider"]
+        estimate = account["estimated_speedup"]
+        # Whether so short an answer shows it depends on the clock: it is a number or a reason.
+        assert (estimate is None) == isinstance(account["estimated_speedup_unknown"], str)
+        assert estimate is None or estimate["low"] < estimate["speedup"] < estimate["high"]
+        assert account["policy"] == "auto"
+
+
+def test_a_notice_goes_when_its_cause_goes() -> None:
+    with tiny_session() as (session, _):
+        session.notices = ["measured on a busy machine", "no draft model"]
+        service = Service(session)
+        client = TestClient(create_app(service))
+        assert client.get("/outrider/status").json()["notices"] == session.notices
+        session.notices = ["no draft model", "schema: an answer's own"]
+        assert client.get("/outrider/status").json()["notices"] == ["no draft model"]
+        service.close()

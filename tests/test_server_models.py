@@ -11,23 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from outrider.core.errors import ModelFileError, OutOfMemory, SettingError
-from outrider.core.settings import sampling_params
+from outrider.core.errors import ModelFileError, OutOfMemory
 from outrider.server.assembly import create_app
 from outrider.server.metrics import Metrics
 from outrider.server.models import Model, Models
 from outrider.server.service import Service
-from outrider.server.settings import ServeSettings, as_toml, read_configuration
-from serving import SlowModel, events, tiny_session, user
+from outrider.server.settings import ServeSettings
+from serving import CHAT, SlowModel, events, tiny_session, user
 
-CHAT = "/v1/chat/completions"
 A, B, C = "a", "b", "c"
 
 
@@ -324,90 +321,3 @@ def test_random_requests_of_many_clients_are_all_answered(max_loaded: int) -> No
         for done in [threads.submit(talk, seed) for seed in range(6)]:
             done.result(60)
     assert not shelf.services and len(shelf.happened) > 8  # all were closed, some several times
-
-
-# Settings
-
-
-def config(folder: Path, text: str) -> Path:
-    path = folder / "outrider.toml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-SEVERAL = """
-[models.coder]
-model = "coder.gguf"
-model_draft = "draft.gguf"
-ctx_size = 8192
-
-[models."big.one"]
-hf_repo = "owner/repo:Q8_0"
-temp = 0.25
-alias = "gpt-4o"
-
-[sampling]
-temp = 0.5
-
-[machine]
-threads = 3
-"""
-
-
-def test_a_file_describes_several_models(tmp_path: Path) -> None:
-    found = read_configuration({}, {}, config(tmp_path, SEVERAL))
-    coder, big = found.models["coder"], found.models["big.one"]
-    assert (coder.model, coder.model_draft, coder.ctx_size, sampling_params(coder).temperature) == (
-        "coder.gguf",
-        "draft.gguf",
-        8192,
-        0.5,
-    )
-    assert (big.hf_repo, big.model, sampling_params(big).temperature, big.alias, big.threads) == (
-        "owner/repo:Q8_0",
-        None,
-        0.25,
-        "gpt-4o",
-        3,
-    )
-    assert read_configuration({}, {}, config(tmp_path, "port = 1")).models == {}
-
-
-def test_the_model_of_the_command_line_is_the_first_of_several(tmp_path: Path) -> None:
-    path = config(tmp_path, SEVERAL)
-    found = read_configuration({"model": "x/mine.gguf", "model_draft": "d.gguf"}, {}, path)
-    assert list(found.models) == ["mine", "coder", "big.one"]
-    assert found.models["mine"].model_draft == "d.gguf" and found.models["big.one"].model_draft is None
-
-
-def test_several_models_are_printed_as_a_file_that_means_the_same(tmp_path: Path) -> None:
-    found = read_configuration({}, {}, config(tmp_path, SEVERAL))
-    again = read_configuration({}, {}, config(tmp_path, as_toml(found)))
-    assert again.models == found.models and again.settings == found.settings
-
-
-def test_a_folder_has_a_model_in_each_file(tmp_path: Path) -> None:
-    for name in ("a.gguf", "b-00001-of-00002.gguf", "b-00002-of-00002.gguf", "mmproj-a.gguf", "c.txt"):
-        (tmp_path / name).touch()
-    found = read_configuration({"models_dir": tmp_path, "ctx_size": 512}, {})
-    assert {name: settings.model for name, settings in found.models.items()} == {
-        "a": str(tmp_path / "a.gguf"),
-        "b": str(tmp_path / "b-00001-of-00002.gguf"),
-    }
-    assert {settings.ctx_size for settings in found.models.values()} == {512}
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("[models.a]\nport = 1", "models.a.port: not a setting of a model"),
-        ("[models.a]\nctx_sizes = 1", "models.a.ctx_sizes: no such setting"),
-        ("[models.a]\nctx_size = true", "models.a.ctx_size"),
-        ("[models.a]\nctx_size = 'many'", "models.a.ctx_size"),
-        ("models_dir = '/there/is/none'", "--models-dir /there/is/none"),
-    ],
-)
-def test_what_is_wrong_with_a_model_is_named(tmp_path: Path, text: str, complaint: str) -> None:
-    with pytest.raises(SettingError) as caught:
-        read_configuration({}, {}, config(tmp_path, text))
-    assert complaint in str(caught.value)

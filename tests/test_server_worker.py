@@ -25,14 +25,21 @@ from outrider.drafters.lookup import SuffixDrafter
 from outrider.policy.fixed import FixedPolicy
 from outrider.server.errors import Problem
 from outrider.server.worker import Worker
-from serving import Running
+from serving import Running, SlowModel
 
 if TYPE_CHECKING:
     from outrider.session.learned import Learned
     from outrider.session.options import Progress
 
+pytestmark = pytest.mark.anyio
+
 REQUEST = Request(PROMPT, GREEDY, max_tokens=30, ignore_end=True)
 GUARD_S = 30.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @contextlib.asynccontextmanager
@@ -66,12 +73,9 @@ def endless(max_tokens: int = 200) -> Request:
 def slow_model(**options: Any) -> FakeModel:
     """One whose calls take a moment, so that requests overlap."""
 
-    class Slow(FakeModel):
-        def decode(self, spans: Sequence[Span]) -> list[Logits]:
-            time.sleep(0.002)
-            return super().decode(spans)
-
-    return Slow(VOCABULARY, LANGUAGE, **options)
+    model = SlowModel(VOCABULARY, LANGUAGE, **options)
+    model.call_s = 0.002
+    return model
 
 
 def test_every_caller_gets_what_a_request_alone_would_get() -> None:
@@ -90,22 +94,19 @@ def test_every_caller_gets_what_a_request_alone_would_get() -> None:
         assert completion.records == tuple(update.record for update in updates)
 
 
-def test_requests_share_their_calls() -> None:
+async def test_requests_share_their_calls() -> None:
     seen: list[int] = []
 
     def observe(updates: Sequence[Update]) -> None:
         seen.append(len(updates))
 
-    async def main() -> None:
-        async with working(slow_model(), max_running=4, observe=observe) as worker:
-            jobs = [await Running.submit(worker, replace(REQUEST, prompt=(*PROMPT, i))) for i in range(4)]
-            await asyncio.gather(*map(finish, jobs))
-
-    asyncio.run(main())
+    async with working(slow_model(), max_running=4, observe=observe) as worker:
+        jobs = [await Running.submit(worker, replace(REQUEST, prompt=(*PROMPT, i))) for i in range(4)]
+        await asyncio.gather(*map(finish, jobs))
     assert max(seen) == 4
 
 
-def test_two_engines_take_turns() -> None:
+async def test_two_engines_take_turns() -> None:
     steps: list[int] = []
 
     class Alone(FakeModel):
@@ -116,14 +117,11 @@ def test_two_engines_take_turns() -> None:
             assert steps[-1] == id(self), "another engine computed beside it"
             return found
 
-    async def main() -> None:
-        targets = [Alone(VOCABULARY, LANGUAGE) for _ in range(2)]
-        async with working(targets[0]) as one, working(targets[1]) as other:
-            first = await Running.submit(one, endless(60))
-            second = await Running.submit(other, endless(60))
-            await asyncio.gather(finish(first), finish(second))
-
-    asyncio.run(main())
+    targets = [Alone(VOCABULARY, LANGUAGE) for _ in range(2)]
+    async with working(targets[0]) as one, working(targets[1]) as other:
+        first = await Running.submit(one, endless(60))
+        second = await Running.submit(other, endless(60))
+        await asyncio.gather(finish(first), finish(second))
     both = steps[steps.index(next(step for step in steps if step != steps[0])) :]
     longest = max(len(list(same)) for _, same in groupby(both[: len(both) // 2]))
     assert longest < len(both) // 4, "one kept the other waiting"
@@ -146,23 +144,20 @@ def test_a_cancelled_job_ends_with_what_it_has() -> None:
     assert plain(language_model(), endless())[0][: len(completion.tokens)] == completion.tokens
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
-    async def main() -> None:
-        async with working(slow_model(), max_running=1, max_waiting=2) as worker:
-            jobs = [await Running.submit(worker, endless()) for _ in range(3)]
-            with pytest.raises(Problem, match="2 requests are waiting") as caught:
-                await Running.submit(worker, REQUEST)
-            assert (caught.value.status, caught.value.code) == (429, "queue_full")
-            assert int(caught.value.headers["Retry-After"]) >= 1
-            for job in jobs:
-                job.cancel()
-            await nobody_left(worker)
-            await finish(await Running.submit(worker, REQUEST))
-
-    asyncio.run(main())
+async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    async with working(slow_model(), max_running=1, max_waiting=2) as worker:
+        jobs = [await Running.submit(worker, endless()) for _ in range(3)]
+        with pytest.raises(Problem, match="2 requests are waiting") as caught:
+            await Running.submit(worker, REQUEST)
+        assert (caught.value.status, caught.value.code) == (429, "queue_full")
+        assert int(caught.value.headers["Retry-After"]) >= 1
+        for job in jobs:
+            job.cancel()
+        await nobody_left(worker)
+        await finish(await Running.submit(worker, REQUEST))
 
 
-def test_scopes_take_turns() -> None:
+async def test_scopes_take_turns() -> None:
     order: list[str] = []
 
     async def follow(job: Running, name: str) -> None:
@@ -170,97 +165,77 @@ def test_scopes_take_turns() -> None:
             pass
         order.append(name)
 
-    async def main() -> None:
-        async with working(slow_model(), max_running=1) as worker:
-            first = await Running.submit(worker, replace(REQUEST, max_tokens=20))
-            crowd = [
-                await Running.submit(worker, replace(REQUEST, max_tokens=2, scope="many")) for _ in range(4)
-            ]
-            one = await Running.submit(worker, replace(REQUEST, max_tokens=2, scope="one"))
-            names = [(first, "first"), *((job, f"many {i}") for i, job in enumerate(crowd)), (one, "one")]
-            await asyncio.gather(*(follow(job, name) for job, name in names))
-
-    asyncio.run(main())
+    async with working(slow_model(), max_running=1) as worker:
+        first = await Running.submit(worker, replace(REQUEST, max_tokens=20))
+        crowd = [await Running.submit(worker, replace(REQUEST, max_tokens=2, scope="many")) for _ in range(4)]
+        one = await Running.submit(worker, replace(REQUEST, max_tokens=2, scope="one"))
+        names = [(first, "first"), *((job, f"many {i}") for i, job in enumerate(crowd)), (one, "one")]
+        await asyncio.gather(*(follow(job, name) for job, name in names))
     assert order == ["first", "many 0", "one", "many 1", "many 2", "many 3"]
 
 
-def test_a_call_that_fails_once_costs_nobody_anything() -> None:
-    async def main() -> None:
-        target = slow_model()
-        target.fail_at_call = 9
-        async with working(target) as worker:
-            jobs = [await Running.submit(worker, replace(REQUEST, prompt=(*PROMPT, i))) for i in range(3)]
-            for i, (_, completion) in enumerate(await asyncio.gather(*map(finish, jobs))):
-                expected = plain(language_model(), replace(REQUEST, prompt=(*PROMPT, i)))
-                assert completion.tokens == expected[0]
-
-    asyncio.run(main())
+async def test_a_call_that_fails_once_costs_nobody_anything() -> None:
+    target = slow_model()
+    target.fail_at_call = 9
+    async with working(target) as worker:
+        jobs = [await Running.submit(worker, replace(REQUEST, prompt=(*PROMPT, i))) for i in range(3)]
+        for i, (_, completion) in enumerate(await asyncio.gather(*map(finish, jobs))):
+            expected = plain(language_model(), replace(REQUEST, prompt=(*PROMPT, i)))
+            assert completion.tokens == expected[0]
 
 
-def test_one_sequence_that_cannot_be_stepped_takes_no_other_with_it() -> None:
+async def test_one_sequence_that_cannot_be_stepped_takes_no_other_with_it() -> None:
     class Poisoned(FakeModel):
         def decode(self, spans: Sequence[Span]) -> list[Logits]:
             if any(3 in span.tokens and span.start == 0 for span in spans):
                 raise BackendError("fake model", "this one cannot be read")
             return super().decode(spans)
 
-    async def main() -> None:
-        async with working(Poisoned(VOCABULARY, LANGUAGE)) as worker:
-            good = await Running.submit(worker, endless())
-            bad = await Running.submit(worker, replace(REQUEST, prompt=(3, 3, 3, 3)))
-            results = await asyncio.gather(finish(good), finish(bad), return_exceptions=True)
-            assert isinstance(results[1], BackendError)
-            assert not isinstance(results[0], BaseException)
-            assert results[0][1].tokens == plain(language_model(), endless())[0]
-            assert (good.endings, bad.endings) == (["length"], ["error"])
-
-    asyncio.run(main())
+    async with working(Poisoned(VOCABULARY, LANGUAGE)) as worker:
+        good = await Running.submit(worker, endless())
+        bad = await Running.submit(worker, replace(REQUEST, prompt=(3, 3, 3, 3)))
+        results = await asyncio.gather(finish(good), finish(bad), return_exceptions=True)
+        assert isinstance(results[1], BackendError)
+        assert not isinstance(results[0], BaseException)
+        assert results[0][1].tokens == plain(language_model(), endless())[0]
+        assert (good.endings, bad.endings) == (["length"], ["error"])
 
 
-def test_logits_that_are_no_numbers_end_one_request_with_an_error() -> None:
+async def test_logits_that_are_no_numbers_end_one_request_with_an_error() -> None:
     def logits(tokens: Sequence[int]) -> Logits:
         row = LANGUAGE(tokens)
         return np.full_like(row, np.nan) if tokens[0] == 3 and len(tokens) > 8 else row
 
-    async def main() -> None:
-        async with working(FakeModel(VOCABULARY, logits)) as worker:
-            good = await Running.submit(worker, endless())
-            bad = await Running.submit(worker, replace(REQUEST, prompt=(3, *PROMPT)))
-            (_, fine), (updates, broken) = await asyncio.gather(finish(good), finish(bad))
-            assert fine.tokens == plain(language_model(), endless())[0]
-            assert broken.finish_reason == "error"
-            assert isinstance(updates[-1].error, BackendError)
-
-    asyncio.run(main())
+    async with working(FakeModel(VOCABULARY, logits)) as worker:
+        good = await Running.submit(worker, endless())
+        bad = await Running.submit(worker, replace(REQUEST, prompt=(3, *PROMPT)))
+        (_, fine), (updates, broken) = await asyncio.gather(finish(good), finish(bad))
+        assert fine.tokens == plain(language_model(), endless())[0]
+        assert broken.finish_reason == "error"
+        assert isinstance(updates[-1].error, BackendError)
 
 
-def test_an_observer_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_observer_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def observe(updates: Sequence[Update]) -> None:
         raise ValueError(f"{len(updates)} updates are too many")
 
-    async def main() -> None:
-        async with working(observe=observe) as worker:
-            await finish(await Running.submit(worker, REQUEST))
-
-    asyncio.run(main())
+    async with working(observe=observe) as worker:
+        await finish(await Running.submit(worker, REQUEST))
     assert "metrics missed a step" in caplog.text
 
 
-def test_what_outlasts_the_draining_is_cancelled() -> None:
-    async def main() -> None:
-        async with working(slow_model(), max_running=1) as worker:
-            running = asyncio.create_task(finish(await Running.submit(worker, endless())))
-            waiting = asyncio.create_task(finish(await Running.submit(worker, endless())))
-            await worker.drain(0.01)
-            _, completion = await running
-            assert completion.finish_reason == "cancelled"
-            with pytest.raises(BackendError):
-                await waiting
-
-    asyncio.run(main())
+async def test_what_outlasts_the_draining_is_cancelled() -> None:
+    async with working(slow_model(), max_running=1) as worker:
+        running = asyncio.create_task(finish(await Running.submit(worker, endless())))
+        waiting = asyncio.create_task(finish(await Running.submit(worker, endless())))
+        await worker.drain(0.01)
+        _, completion = await running
+        assert completion.finish_reason == "cancelled"
+        with pytest.raises(BackendError):
+            await waiting
 
 
-def test_a_thousand_callers_who_leave_at_once_leave_nothing_behind() -> None:
+async def test_a_thousand_callers_who_leave_at_once_leave_nothing_behind() -> None:
     async def leave(worker: Worker, number: int) -> None:
         with contextlib.suppress(Problem):
             task = asyncio.create_task(Running.submit(worker, replace(REQUEST, prompt=(*PROMPT, number % 5))))
@@ -274,14 +249,11 @@ def test_a_thousand_callers_who_leave_at_once_leave_nothing_behind() -> None:
                     if number % 3:
                         break
 
-    async def main() -> None:
-        async with working(max_waiting=2000) as worker:
-            await asyncio.gather(*(leave(worker, number) for number in range(1000)))
-            await nobody_left(worker)
-            _, completion = await finish(await Running.submit(worker, REQUEST))
-            assert completion.tokens == plain(language_model(), REQUEST)[0]
-
-    asyncio.run(main())
+    async with working(max_waiting=2000) as worker:
+        await asyncio.gather(*(leave(worker, number) for number in range(1000)))
+        await nobody_left(worker)
+        _, completion = await finish(await Running.submit(worker, REQUEST))
+        assert completion.tokens == plain(language_model(), REQUEST)[0]
 
 
 class BusyCosts:

@@ -17,11 +17,28 @@ from outrider.server.keys import KeyRing
 from outrider.server.models import Models
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings
-from serving import CALL, CLOCK, HERMES, SCHEMA, TEMPLATE, THINKING, TOOLS, WEATHER, tiny_session, user
+from serving import (
+    CALL,
+    CHAT,
+    CLOCK,
+    GENERATE,
+    HERMES,
+    LLAMA,
+    MESSAGES,
+    OLLAMA,
+    RESPONSES,
+    SCHEMA,
+    TEMPLATE,
+    TEXT,
+    THINKING,
+    TOOLS,
+    WEATHER,
+    tiny_session,
+    user,
+)
 
-__all__ = ["answers", "serve"]
+__all__ = ["ASKS", "answers", "serve"]
 
-CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 REPEATING = "one two three one two three one two three one two three"
 FLAT_TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
 
@@ -74,15 +91,20 @@ def _answer(client: TestClient, ask: Ask) -> dict[str, Any]:
     response = client.request(ask.method, ask.path, content=content, headers=headers)
     kind = response.headers.get("content-type", "").partition(";")[0]
     # Which of several choices began first, and so what the others could reuse of it, is chance.
-    chance = ("cached_tokens", "reused_prompt_tokens") if ask.server == "several" else ()
+    chance = ("cached_tokens", "reused_prompt_tokens") if ask.server == "several" else _VARY
     body = normal(_body(response.text, kind), *chance)
     return {"status": response.status_code, "type": kind, "body": body}
 
 
+_VARY = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration", "build_info")
+
+
 def _body(text: str, kind: str) -> Any:
-    """A body as data: an event stream as a list, metrics as names with types."""
+    """A body as data: a stream as a list, metrics as names with types."""
     if kind == "application/json":
         return json.loads(text)
+    if kind == "application/x-ndjson":
+        return [json.loads(line) for line in text.splitlines()]
     if kind == "text/event-stream":
         return _stream([_event(block) for block in text.split("\n\n") if block])
     # Metrics: those of the process itself depend on the system.
@@ -131,6 +153,21 @@ def _tools(said: str, **fields: Any) -> Ask:
     return _chat(said, "tools", tools=TOOLS, temperature=0, max_tokens=300, **fields)
 
 
+def _message(turns: list[Any], **fields: Any) -> Ask:
+    tools = [{"name": "weather", "input_schema": SCHEMA}]
+    return Ask(MESSAGES, {"messages": turns, "max_tokens": 300, "seed": 3, "tools": tools, **fields}, "tools")
+
+
+def _llama(said: str, **fields: Any) -> Ask:
+    return Ask(LLAMA, {"prompt": f"[[{said}]]|", "seed": 3, "return_tokens": True, **fields})
+
+
+def _ollama(turns: list[Any], server: str = "tools", **fields: Any) -> Ask:
+    return Ask(
+        OLLAMA, {"messages": turns, "options": {"temperature": 0, "num_predict": 50}, **fields}, server
+    )
+
+
 def _get(path: str) -> Ask:
     return Ask(path, None, method="GET")
 
@@ -141,13 +178,13 @@ _SEEN: dict[str, Any] = {
     "stream_options": {"include_usage": True},
     "speculation": {"show_sources": True},
 }
+_USED = {"type": "tool_use", "id": "1", "name": "weather", "input": {}}
 _FORM = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
 
 ASKS: dict[str, Ask] = {
     "chat": _chat("Good morning!"),
     "chat, stream with usage and sources": _chat(REPEATING, temperature=0, **_SEEN),
     "chat, stream of two choices": _chat("ab", "several", n=2, stream=True, speculation={"policy": "plain"}),
-    "chat, stop texts": _chat("abcdef", stop=["xyz", "d"]),
     "chat, stream of log probabilities": _chat(
         "abé", logprobs=True, top_logprobs=2, temperature=0, stream=True
     ),
@@ -188,7 +225,36 @@ ASKS: dict[str, Ask] = {
         "Say [[ab]]", include=["message.output_text.logprobs"], top_logprobs=2, temperature=0
     ),
     "response, reasoning": _response("[[Hm.</think>Four.]]", "thinking", stream=True),
-    "tokenize, messages": Ask("/tokenize", {"messages": user("hi"), "with_pieces": True}),
+    "message, blocks": _message(
+        [
+            {"role": "user", "content": "What time?"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}, _USED]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "1", "content": "[[Noon.]]"}],
+            },
+        ],
+        system=[{"type": "text", "text": "Be brief."}],
+        tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+        stop_sequences=["."],
+    ),
+    "message, stream of text and a call": _message(user(f"[[Wait. {CALL}]]"), stream=True, temperature=0),
+    "llama, probabilities of the next tokens": _llama("one\ntwo", n_predict=5, n_probs=2, temperature=0),
+    "llama, stream": _llama("ab", samplers=["top_k"], t_max_predict_ms=60_000, stream=True),
+    "llama, properties": _get("/props"),
+    "ollama, a result": _ollama(
+        [
+            {"role": "assistant", "tool_calls": [{"function": {"name": "clock", "arguments": {}}}]},
+            {"role": "tool", "tool_name": "clock", "content": "[[Noon.]]"},
+        ],
+        tools=TOOLS,
+        stream=False,
+    ),
+    "ollama, stream of a thought": _ollama(user("[[Hm.</think>Noon.]]"), "thinking", think=True),
+    "ollama, a text": Ask(GENERATE, {"prompt": "[[ab]]", "system": "Be brief.", "seed": 3, "logprobs": True}),
+    "ollama, a model": Ask("/api/show", {"model": "tiny:latest", "verbose": True}),
+    "ollama, models": _get("/api/tags"),
+    "tokenize, messages": Ask("/tokenize", {"messages": user("hi"), "add_special": True}),
     "detokenize": Ask("/detokenize", {"tokens": [97, 256, 98]}),
     "models": _get("/v1/models"),
     "status": _get("/outrider/status"),

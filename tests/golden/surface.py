@@ -1,6 +1,5 @@
 """What users name: commands, options, variables, settings of files, endpoints."""
 
-import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +7,7 @@ from golden.api import serve
 from outrider.cli.help import COMMANDS, load
 from outrider.core.schema import Setting, settings_of
 from outrider.lab.bench.plan import SweepPlan
-from outrider.server.settings import Configuration, ServeSettings, as_toml
+from outrider.server.settings import TABLES
 
 __all__ = ["commands", "endpoints", "settings"]
 
@@ -33,9 +32,13 @@ def _plain(value: Any) -> str:
 
 def settings() -> Any:
     """Keys and defaults of the server's settings (TOML table, variable) and of the bench's plan."""
-    shown = as_toml(Configuration(ServeSettings(), {}))
-    tables = tomllib.loads("\n".join(line.removeprefix("# ").replace(": not set", ' = "not set"')
-                                     for line in shown.splitlines()))  # fmt: skip
+    tables = {
+        table: {
+            name: _plain(field.get_default(call_default_factory=True))
+            for name, field in group.model_fields.items()
+        }
+        for table, group in TABLES.items()
+    }
     variables = sorted(f"OUTRIDER_{name.upper()}" for table in tables.values() for name in table)
     plan = {name: _plain(field.default) for name, field in SweepPlan.model_fields.items()}
     others = ["OUTRIDER_CACHE", "OUTRIDER_CONFIG"]

@@ -19,7 +19,7 @@ _USUAL = frozenset(
     prompt_argument prompt file system predict stop model hf_repo model_draft hf_repo_draft
     ctx_size threads gpu_layers backend temp top_p seed json_schema grammar policy draft_max corpus prediction
     show_source compare explain quiet print_json offline verbose host port api_key alias models_dir
-    max_running config print_config log_prompts targets drafts workload prompts repetitions minutes out quick
+    max_running config log_prompts targets drafts workload prompts repetitions minutes out quick
     tokens output base
     """.split()  # noqa: SIM905 (names are read, not quotation marks)
 )
@@ -103,7 +103,7 @@ COMMANDS = {
     ),
     "serve": CommandSpec(
         "serve_settings:ServeOptions",
-        "serve_settings:serve_or_print",
+        "serve_settings:serve_configured",
         "Serve models: an OpenAI-compatible API, and a web page.",
     ),
     "cache": CommandSpec(

@@ -17,9 +17,8 @@ from outrider.core.notices import collect_notices
 from outrider.core.params import Drafting
 from outrider.core.settings import sampling_params
 from outrider.policy.auto import AutoPolicy
-from outrider.server.assembly import assemble
+from outrider.server.assembly import assemble, log_to_stderr
 from outrider.server.keys import KeyRing, key_ring
-from outrider.server.logs import log_to_stderr
 from outrider.server.metrics import Metrics
 from outrider.server.models import Model, Models, keep_few_heaps
 from outrider.server.running import Server, address_of, bind, check_tls, close

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from outrider.cli.output import write
 from outrider.core.extras import require_extra
 from outrider.core.schema import setting
-from outrider.server.settings import ServeSettings, as_toml, read_configuration
+from outrider.server.settings import ServeSettings, read_configuration
 
 
 class ServeOptions(ServeSettings):
@@ -19,19 +18,13 @@ class ServeOptions(ServeSettings):
         "Settings as TOML, below the command line and the environment. Default: $OUTRIDER_CONFIG.",
         panel="Server",
     )
-    print_config: bool = setting(
-        False, "Print the settings in force as TOML, without secrets.", panel="Server"
-    )
 
 
-def serve_or_print(options: ServeOptions) -> int:
-    """Serve, or print the settings in force; returns the exit status."""
+def serve_configured(options: ServeOptions) -> int:
+    """Serve; returns the exit status."""
     given = options.model_fields_set & ServeSettings.model_fields.keys()
     flags = {name: getattr(options, name) for name in given}
     configuration = read_configuration(flags, os.environ, options.config)
-    if options.print_config:
-        write(as_toml(configuration))
-        return 0
     require_extra("outrider serve", "serve")
     from outrider.cli.serve import serve
 

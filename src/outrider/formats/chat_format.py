@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from outrider.core.contracts import Vocabulary
 from outrider.core.data import AnswerReader, Grammar, Thought
-from outrider.core.errors import InputError
+from outrider.core.errors import InputError, PromptError
+from outrider.core.files import parse_json
 from outrider.core.params import FastForward
-from outrider.formats.conversation import (
-    Message,
+from outrider.formats.grammar import (
+    MAX_CALLS,
+    Call,
     Named,
     ReasoningMarkers,
+    Rules,
     ToolChoice,
     ToolSpec,
-    adapt,
-    calls_as_text,
-    one_call_each,
-    plain_messages,
-    results_as_text,
-    tool_entry,
-    with_guide,
+    Written,
+    answer_grammar,
 )
-from outrider.formats.grammar import MAX_CALLS, Rules, answer_grammar
-from outrider.formats.harmony import (
-    CONTENT,
-    HARMONY,
-    ChannelReader,
-    Harmony,
-    harmony_grammar,
-    harmony_thought,
-)
+from outrider.formats.harmony import CONTENT, HARMONY, ChannelReader, Harmony
 from outrider.formats.reader import Reader
 from outrider.formats.syntaxes import JSON, PROBE, CallSyntax, syntax_of
 from outrider.models.chat import ChatTemplate
+
+Message = dict[str, Any]
 
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """What templates call the reasoning of an earlier turn; the first that one reads is taken."""
@@ -88,19 +83,18 @@ class ChatFormat:
     ) -> tuple[list[Message], list[dict[str, Any]] | None]:
         """Messages and tools for `ChatTemplate.render`. With the choice "none" the model is given no
         tools. Raises PromptError for calls and contents that cannot be put in."""
-        plain, can = plain_messages(messages), self._support
+        plain, can = _plain_messages(messages), self._support
         given = () if choice == "none" else tools
         if not can.calls:
-            plain = calls_as_text(plain, self._syntax.written)
+            plain = _calls_as_text(plain, self._syntax.written)
         if not can.results:
-            plain = results_as_text(plain)
+            plain = _results_as_text(plain)
         if not can.several:
-            plain = one_call_each(plain)
-        short_ids = self.name == "mistral"
-        adapt(plain, reasoning=can.reasoning, argument_texts=not can.objects, short_ids=short_ids)
+            plain = _one_call_each(plain)
+        _adapt(plain, can, short_ids=self.name == "mistral")
         if not can.tools:
-            return with_guide(plain, given, self._syntax.written, parallel=parallel), None
-        return plain, [tool_entry(tool) for tool in given] or None
+            return _with_guide(plain, given, self._syntax.written, parallel=parallel), None
+        return plain, [_tool_entry(tool) for tool in given] or None
 
     def grammar(
         self,
@@ -117,8 +111,8 @@ class ChatFormat:
 
         A named tool is called once; otherwise there are up to `MAX_CALLS` calls, or one unless
         `parallel`. With "auto" text is free until a call begins, and over with the calls. The model may
-        reason first, where its template does. Raises GrammarError for a strict tool whose schema cannot be
-        enforced.
+        reason first, where its template does. Notices say what of schemas is not enforced; GrammarError is
+        raised for a strict tool.
         """
         allowed = [] if choice == "none" else list(tools)
         if isinstance(choice, Named):
@@ -128,7 +122,7 @@ class ChatFormat:
         required, state, rules = choice != "auto", self._state(prompt), Rules(self._control)
         text = None if required else "free" if content is None else "@content"
         if isinstance(self._syntax, Harmony):
-            source = harmony_grammar(rules, allowed, text)
+            source = self._syntax.grammar(rules, allowed, text)
         else:
             max_calls = MAX_CALLS if parallel and not isinstance(choice, Named) else 1
             calls = self._syntax.calls(rules, allowed, max_calls, free=text == "free")
@@ -157,18 +151,11 @@ class ChatFormat:
         before a closing that is forced."""
         state = self._state(prompt)
         if isinstance(self._syntax, Harmony):
-            return harmony_thought(message)
+            return self._syntax.thought(message)
         if state == "over":
             return None
         opener, closer = self._markers
         return Thought(opener, closer, message + closer, state == "opened")
-
-    def notices(self, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-        """What of the tools' schemas is not enforced."""
-        rules = Rules(self._control)
-        if tools:
-            self._syntax.calls(rules, tools, 1, free=False)
-        return tuple(rules.notices)
 
     def reader(self, tools: Sequence[ToolSpec], *, prompt: str = "", must_call: bool = False) -> AnswerReader:
         """Reads one answer; without tools no calls are looked for."""
@@ -219,7 +206,7 @@ def _tried(template: ChatTemplate) -> tuple[CallSyntax | Harmony, ToolSupport]:
     tool = ToolSpec(
         PROBE.name, "A probe.", {"properties": {key: {"type": "string"} for key in PROBE.arguments}}
     )
-    lists = tool.name in _render(template, [_USER], tools=[tool_entry(tool)])
+    lists = tool.name in _render(template, [_USER], tools=[_tool_entry(tool)])
     for objects in (True, False):
         text = _render(template, _turns(1, objects))
         is_quoted = '\\"probe_key' in text
@@ -252,3 +239,160 @@ def _render(
         return template.render(messages, tools=tools)
     except InputError:
         return ""
+
+
+# Conversations with tools, in the form that a template expects
+
+
+def _tool_entry(tool: ToolSpec) -> dict[str, Any]:
+    """A tool as templates list it."""
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The messages with text as content, developers as the system, the arguments of calls as objects, and
+    with the name of the tool in its results. Raises PromptError for what is none of that."""
+    names: dict[str, str] = {}
+    plain = []
+    for i, given in enumerate(messages):
+        message = {**given, "content": _text(f"messages[{i}].content", given.get("content"))}
+        if message.get("role") == "developer":
+            message["role"] = "system"
+        if message.get("tool_calls"):
+            place = f"messages[{i}].tool_calls"
+            calls = [_call(f"{place}[{j}]", call) for j, call in enumerate(message["tool_calls"])]
+            message["tool_calls"] = calls
+            names |= {call["id"]: call["function"]["name"] for call in calls}
+        else:
+            message.pop("tool_calls", None)
+        if message.get("role") == "tool" and (name := names.get(message.get("tool_call_id", ""))):
+            message.setdefault("name", name)
+        plain.append(message)
+    return plain
+
+
+def _text(place: str, content: object) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise PromptError(place, "it holds something that is not text", "Send text alone.")
+    return "\n".join(str(text) for text in texts)
+
+
+def _call(place: str, call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise PromptError(place, "it names no function", 'Give {"function": {"name": …, "arguments": …}}.')
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        with suppress(ValueError):
+            arguments = parse_json(arguments)
+    if not isinstance(arguments, dict):
+        raise PromptError(f"{place}.function.arguments", "it is not a JSON object", "Send it as it came.")
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _adapt(messages: Sequence[Message], can: ToolSupport, *, short_ids: bool) -> None:
+    """Change plain messages in place to what a template expects. `short_ids`: ids of calls and results are
+    nine letters and digits, as Mistral demands."""
+    for message in messages:
+        if "reasoning_content" in message:
+            message[can.reasoning] = message.pop("reasoning_content")
+        for call in message.get("tool_calls", ()):
+            if not can.objects:
+                text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                call["function"]["arguments"] = text
+            if short_ids:
+                call["id"] = _short(call["id"])
+        if short_ids and message.get("role") == "tool":
+            message["tool_call_id"] = _short(str(message.get("tool_call_id", "")))
+
+
+def _short(given: str) -> str:
+    if len(given) == 9 and given.isascii() and given.isalnum():
+        return given
+    return base64.b32encode(hashlib.sha256(given.encode()).digest())[:9].decode()
+
+
+def _one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """A message for each call, followed by its result, for templates that take no more."""
+    split: list[Message] = []
+    waiting: list[Message] = []
+    for message in messages:
+        if message.get("role") == "tool":
+            asked = message.get("tool_call_id")
+            if call := next((one for one in waiting if one["tool_calls"][0]["id"] == asked), None):
+                waiting.remove(call)
+                split.append(call)
+            split.append(message)
+            continue
+        split += waiting
+        waiting = [
+            {**message, "content": "" if i else message["content"], "tool_calls": [call]}
+            for i, call in enumerate(message.get("tool_calls") or ())
+        ]
+        split += () if waiting else (message,)
+    return split + waiting
+
+
+def _calls_as_text(messages: Sequence[Message], written: Written) -> list[Message]:
+    """Calls of earlier turns as text of the assistant."""
+    turns = []
+    for message in messages:
+        calls = [Call(**call["function"]) for call in message.get("tool_calls", ())]
+        texts = [message["content"], written(calls) if calls else ""]
+        others = {key: value for key, value in message.items() if key != "tool_calls"}
+        turns.append({**others, "content": "\n".join(filter(None, texts))})
+    return turns
+
+
+def _results_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Results of calls as text of the user."""
+    turns: list[Message] = []
+    was_result = False
+    for given in messages:
+        is_result = given.get("role") == "tool"
+        result = f"Result of {given.get('name', 'the function')}: {given['content']}"
+        message = {"role": "user", "content": result} if is_result else dict(given)
+        # Templates want users and assistants to take turns.
+        if (is_result or was_result) and turns and turns[-1]["role"] == message["role"] == "user":
+            message["content"] = f"{turns.pop()['content']}\n\n{message['content']}"
+        turns.append(message)
+        was_result = is_result
+    return turns
+
+
+def _with_guide(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], written: Written, *, parallel: bool
+) -> list[Message]:
+    """The messages with the tools, and how to call them, in the system message."""
+    if not tools:
+        return list(messages)
+    listed = (json.dumps(_tool_entry(tool)["function"], ensure_ascii=False) for tool in tools)
+    sample = written([Call("<function>", {"<argument>": "<value>"})])
+    is_json = sample.startswith("{")
+    if is_json:
+        sample = sample.replace('{"<argument>": "<value>"}', "{<its arguments>}")
+    several = " For several calls, write one such line each." if parallel and is_json else ""
+    guide = "\n".join(
+        [
+            "You can call these functions:",
+            *listed,
+            "",
+            f"To call one, answer with {'a line that is nothing but a JSON object' if is_json else 'this'}:",
+            sample,
+            f"Its result is then told to you.{several} If no function is of use, answer in plain text.",
+        ]
+    )
+    if messages and messages[0]["role"] == "system":
+        first, *others = messages
+        return [{**first, "content": f"{first['content']}\n\n{guide}"}, *others]
+    return [{"role": "system", "content": guide}, *messages]

@@ -4,14 +4,56 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from outrider.constraints.json_schema import closed, prepare
 from outrider.core.errors import GrammarError
-from outrider.formats.conversation import ReasoningMarkers, ToolSpec
+from outrider.core.notices import notify
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A function that the model may call.
+
+    `parameters` is the JSON schema of its arguments, an object; empty: any object. A schema that cannot be
+    enforced is an error where the tool is `strict`; otherwise what can be of it is, and a notice says so.
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The choice of one tool, which has to be called."""
+
+    name: str
+
+
+class Call(NamedTuple):
+    """A call of a tool."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+Written = Callable[[Sequence[Call]], str]
+"""How a model writes calls."""
+
+ToolChoice = Literal["none", "auto", "required"] | Named
+
+
+class ReasoningMarkers(NamedTuple):
+    """How reasoning begins and ends."""
+
+    opener: str
+    closer: str
+
 
 NUMBER, ID, BLANK = "{number}", "{id}", "{blank}"
 """Where a call has a number (short: small models do not end a long one) or an id, or may have a blank."""
@@ -54,12 +96,10 @@ def _object(schema: dict[str, Any]) -> Any:
 
 @dataclass(slots=True)
 class Rules:
-    """The rules of one grammar. `control` are the markers that the vocabulary has control tokens for,
-    `notices` what of the tools' schemas is not enforced."""
+    """The rules of one grammar. `control` are the markers that the vocabulary has control tokens for."""
 
     control: Mapping[str, int]
     lines: list[str] = field(default_factory=lambda: ["free: /(?s:.*)/"])
-    notices: list[str] = field(default_factory=list)
 
     def marker(self, text: str) -> str:
         """A text as the vocabulary writes it, placeholders included."""
@@ -101,7 +141,7 @@ class Rules:
     def value(self, tool: ToolSpec, schema: Any, place: str) -> str:
         """A value of what of the tool is at a place, likewise."""
         prepared, notices = _prepared(tool.name, json.dumps(schema), tool.strict, place)
-        self.notices += notices
+        notify(*notices)
         return self.named(f"%json {prepared}")
 
     def leave_out(self, tool: ToolSpec, name: str, keywords: Sequence[str]) -> None:
@@ -111,7 +151,7 @@ class Rules:
         for keyword in keywords:
             if tool.strict:
                 raise GrammarError(f"tool {tool.name}", f"{name}: {keyword} {why}", "Leave out strict.")
-            self.notices.append(f"tool {tool.name}: {name}: {keyword} {why}")
+            notify(f"tool {tool.name}: {name}: {keyword} {why}")
 
     def choice(self, alternatives: Sequence[str]) -> str:
         """One of several."""

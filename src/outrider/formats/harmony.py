@@ -11,8 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from outrider.core.data import Character, Kind, Part, Thought
-from outrider.formats.conversation import Call, ToolSpec
-from outrider.formats.grammar import Rules
+from outrider.formats.grammar import Call, Rules, ToolSpec
 from outrider.formats.reader import hidden, shown
 
 _START, _CHANNEL, _MESSAGE, _END = "<|start|>assistant", "<|channel|>", "<|message|>", "<|end|>"
@@ -44,42 +43,33 @@ class Harmony:
         arguments = json.dumps(first.arguments, ensure_ascii=False)
         return f"{_CHANNEL}commentary{_TO}{first.name} {_CONSTRAIN}json{_MESSAGE}{arguments}"
 
-    def calls(
-        self, rules: Rules, tools: Sequence[ToolSpec], max_calls: int = 1, *, free: bool = False
-    ) -> list[str]:
-        """One call, as parts of a grammar of which one has to match."""
-        del max_calls, free
-        found = []
+    def thought(self, message: str) -> Thought:
+        """How an answer reasons on the channel for analysis; `message` comes before a closing that is
+        forced."""
+        opener = f"{_CHANNEL}analysis{_MESSAGE}"
+        return Thought(opener, _END, f"{message}{_END}{_START}", False, reopens=_CHANNEL)
+
+    def grammar(self, rules: Rules, tools: Sequence[ToolSpec], content: str | None) -> str:
+        """The grammar of an answer that calls one of the tools or is `content`, a part of a grammar; None: it
+        has to call one. Reasoning may come first, and so may text before a call."""
+        over = rules.opener(_END + _START, free=True)
+        before = [f"{rules.marker(f'{_CHANNEL}analysis{_MESSAGE}')} {over}"]
+        answers = []
         for tool in tools:
             arguments = rules.arguments(tool)
             # The function is named with the channel, or with the role before it.
-            header = f"{_CHANNEL}commentary{_TO}{tool.name} {_CONSTRAIN}json{_MESSAGE}"
-            found.append(f"{rules.marker(header)} {arguments}")
-            header = f"{_TO}{tool.name}{_CHANNEL}commentary json{_MESSAGE}"
-            found.append(f"{rules.marker(header)} {arguments}")
-        return found
+            for header in (
+                f"{_CHANNEL}commentary{_TO}{tool.name} {_CONSTRAIN}json{_MESSAGE}",
+                f"{_TO}{tool.name}{_CHANNEL}commentary json{_MESSAGE}",
+            ):
+                answers.append(f"{rules.marker(header)} {arguments}")
+        if content is not None:
+            before.append(f"{rules.marker(f'{_CHANNEL}commentary{_MESSAGE}')} {over}")
+            answers.append(f"{rules.marker(CONTENT)} {content}")
+        return "\n".join([f"start: {rules.choice(before)}* {rules.choice(answers)}", *rules.lines, ""])
 
 
 HARMONY = Harmony()
-
-
-def harmony_thought(message: str) -> Thought:
-    """How an answer reasons on the channel for analysis; `message` comes before a closing that is forced."""
-    opener = f"{_CHANNEL}analysis{_MESSAGE}"
-    return Thought(opener, _END, f"{message}{_END}{_START}", False, reopens=_CHANNEL)
-
-
-def harmony_grammar(rules: Rules, tools: Sequence[ToolSpec], content: str | None) -> str:
-    """The grammar of an answer that calls one of the tools or is `content`, a part of a grammar; None: it
-    has to call one. Reasoning may come first, and so may text before a call."""
-    over = rules.opener(_END + _START, free=True)
-    before = [f"{rules.marker(f'{_CHANNEL}analysis{_MESSAGE}')} {over}"]
-    answers = HARMONY.calls(rules, tools)
-    if content is not None:
-        before.append(f"{rules.marker(f'{_CHANNEL}commentary{_MESSAGE}')} {over}")
-        answers.append(f"{rules.marker(CONTENT)} {content}")
-    answer = rules.choice(answers)
-    return "\n".join([f"start: {rules.choice(before)}* {answer}", *rules.lines, ""])
 
 
 class ChannelReader:

@@ -8,7 +8,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import Literal
 
 from outrider.core.data import Character, Kind, Part
-from outrider.formats.conversation import ReasoningMarkers
+from outrider.formats.grammar import ReasoningMarkers
 from outrider.formats.syntaxes import Begun, CallSyntax, Types
 
 _BLANKS = " \t\r\n"

@@ -13,8 +13,17 @@ from typing import Any, Literal, NamedTuple
 
 from outrider.constraints.json_schema import ANYTHING, Document, json_type
 from outrider.core.files import parse_json
-from outrider.formats.conversation import Call, ToolSpec
-from outrider.formats.grammar import BLANK, ID, MARKER, NUMBER, Rules, repeated, split_trigger
+from outrider.formats.grammar import (
+    BLANK,
+    ID,
+    MARKER,
+    NUMBER,
+    Call,
+    Rules,
+    ToolSpec,
+    repeated,
+    split_trigger,
+)
 
 PROBE = Call("probe_tool", {"probe_key": "probe value"})
 """What templates are tried with."""

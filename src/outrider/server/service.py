@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from hashlib import sha256
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import HTTPConnection
 
+from outrider.core.contracts import Vocabulary
 from outrider.core.data import Grammar
 from outrider.core.errors import OutriderError
 from outrider.core.notices import collect_notices, notify
@@ -23,7 +25,6 @@ from outrider.formats import format_of
 from outrider.models.gguf import ModelCard, read_card
 from outrider.models.infill import Infill, find_infill
 from outrider.policy.auto import AutoPolicy
-from outrider.server.control_tokens import ControlTokens
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.keys import Caller
 from outrider.server.metrics import Metrics
@@ -41,15 +42,8 @@ _PREPARING_THREADS = 4
 
 class Service:
     """One model and what serves it: a worker for the session's engine, and threads that prepare requests.
-    `start` and `close` begin and end its threads.
-
-    Args:
-        session: The model.
-        settings: Names, default sampling, and limits of a request.
-        verification: How drafts are verified where a request does not say.
-        metrics: What counts; None: metrics of its own.
-        release: Frees the model when the service is closed; by default it stays its owner's.
-    """
+    `verification` is how drafts are verified where a request does not say. `release` frees the model when the
+    service is closed; by default it stays its owner's."""
 
     def __init__(
         self,
@@ -178,19 +172,68 @@ class Service:
         except OutriderError as error:
             raise problem_of(error, param) from None
 
-    async def prepared(self, make: Callable[[], _Result]) -> _Result:
-        """The result of slow work, done in a thread."""
-        result, _ = await self.noticed(make)
-        return result
-
-    async def noticed(self, make: Callable[[], _Result]) -> tuple[_Result, list[str]]:
-        """The same, and what was noticed meanwhile: what was not enforced, not read, not used."""
+    async def prepared(self, make: Callable[[], _Result]) -> tuple[_Result, list[str]]:
+        """The result of slow work, done in a thread, and what was noticed meanwhile: what was not enforced,
+        not read, not used."""
 
         def collected() -> tuple[_Result, list[str]]:
             with collect_notices() as notices:
                 return make(), notices
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, collected)
+
+
+_MARK = "\ufdd0"
+"""A code point that never becomes a character."""
+_WRITTEN_MARK = re.compile(r"\\ufdd0", re.IGNORECASE)
+"""The mark as ASCII JSON writes it."""
+_READ_BY_TEMPLATES = ("<think>", "</think>", "[THINK]", "[/THINK]")
+"""Templates look for these in earlier answers; they open no turn."""
+
+
+class ControlTokens:
+    """Keeps control tokens that a client spells out text: no client can forge a turn by writing `<|im_end|>`.
+    The template's own are read as such. A mark is put after the first character of each that a client
+    spells; the template leaves the mark alone, and the rendered text is split there before it is tokenized.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def escape(self, value: Any) -> Any:
+        """A client's plain data, with a mark in each control token that its texts spell."""
+        if isinstance(value, str):
+            return self._pattern.sub(rf"\1{_MARK}", value.replace(_MARK, "\ufffd"))
+        if isinstance(value, Mapping):
+            return {self.escape(key): self.escape(part) for key, part in value.items()}
+        return [self.escape(part) for part in value] if isinstance(value, list) else value
+
+    @staticmethod
+    def split(rendered: str) -> list[str]:
+        """A rendered text, split at its marks."""
+        return _WRITTEN_MARK.sub(_MARK, rendered).split(_MARK)
+
+    def count(self, text: str) -> int:
+        """How many control tokens a text spells."""
+        return sum(1 for _ in self._pattern.finditer(text))
+
+    @cached_property
+    def longest_bytes(self) -> int:
+        """Bytes of the vocabulary's longest token."""
+        tokens = range(self._vocabulary.size)
+        return max(len(self._vocabulary.piece(t) or self._vocabulary.spelling(t)) for t in tokens)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        """The first character of each control token that is spelled out, overlapping ones too."""
+        vocabulary = self._vocabulary
+        spellings = {
+            vocabulary.spelling(token).decode("utf-8", errors="ignore")
+            for token in range(vocabulary.size)
+            if vocabulary.is_control(token)
+        }
+        found = sorted(spellings.difference(_READ_BY_TEMPLATES, [""]), key=len, reverse=True)
+        return re.compile(rf"(?=(?:{'|'.join(map(re.escape, found))}))(.)" if found else r"(?!)()", re.DOTALL)
 
 
 def caller_of(connection: HTTPConnection) -> Caller:

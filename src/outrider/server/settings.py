@@ -4,11 +4,10 @@ in seconds, sizes in bytes unless a name says tokens."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
@@ -265,13 +264,11 @@ _Given = dict[str, tuple[Any, str]]
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The settings in force; `origins` says where each that is not a default comes from. `models` has the
-    settings of each of several models, by name."""
+    """The settings in force; `models` has those of each of several models, by name."""
 
     settings: ServeSettings
-    origins: Mapping[str, str]
-    notices: tuple[str, ...] = ()
-    models: Mapping[str, ServeSettings] = field(default_factory=dict)
+    notices: Sequence[str]
+    models: Mapping[str, ServeSettings]
 
 
 def read_configuration(
@@ -296,8 +293,7 @@ def read_configuration(
         found |= _of_environment(environment)
     found |= {name: (value, f"--{name.replace('_', '-')}") for name, value in flags.items()}
     settings = _validated(found)
-    origins = {name: origin for name, (_, origin) in found.items()}
-    return Configuration(settings, origins, tuple(notices), _several(settings, found, several))
+    return Configuration(settings, notices, _several(settings, found, several))
 
 
 def _of_table(place: str, values: Mapping[str, Any], known: Iterable[str], whose: str) -> _Given:
@@ -306,7 +302,7 @@ def _of_table(place: str, values: Mapping[str, Any], known: Iterable[str], whose
             table = next((table for table, group in TABLES.items() if name in group.model_fields), None)
             if table is None:
                 close = get_close_matches(name, _FIELDS, 1, 0.6)
-                all_ = "`outrider serve --print-config` shows all."
+                all_ = "`outrider serve --help-all` shows all."
                 way_out = f"Did you mean {close[0]}?" if close else all_
                 raise SettingError(place + name, "no such setting", way_out)
             raise SettingError(place + name, f"not a setting of {whose}", f"Move it to [{table}].")
@@ -342,39 +338,6 @@ def _validated(given: _Given) -> ServeSettings:
     except ValidationError as error:
         origins = {name: origin for name, (_, origin) in given.items()}
         raise setting_error(error, ServeSettings, values, origins) from None
-
-
-def as_toml(configuration: Configuration) -> str:
-    """The settings in force as a file that can be read back. Secrets are left out, with a comment."""
-    lines = []
-    for table, fields in TABLES.items():
-        lines += ["", f"[{table}]"]
-        for name in fields.model_fields:
-            value = getattr(configuration.settings, name)
-            origin = configuration.origins.get(name, "default")
-            origin = "".join(character if character.isprintable() else "?" for character in origin)
-            if value is None or value == []:
-                lines.append(f"# {name}: not set")
-            elif _is_secret(value):
-                lines.append(f"# {name}: set, not shown  # {origin}")
-            else:
-                lines.append(f"{name} = {_toml(value)}  # {origin}")
-    for model, settings in configuration.models.items():
-        lines += ["", f"[models.{json.dumps(model)}]"]
-        for name in sorted(_OF_MODELS):
-            value = getattr(settings, name)
-            if value != getattr(configuration.settings, name) and not _is_secret(value):
-                lines.append(f"{name} = {_toml(value)}")
-    return "\n".join(lines[1:]) + "\n"
-
-
-def _is_secret(value: Any) -> bool:
-    return isinstance(value, SecretStr) or (isinstance(value, list) and isinstance(value[0], SecretStr))
-
-
-def _toml(value: Any) -> str:
-    # JSON's escapes are TOML's but for DEL, which TOML wants escaped too.
-    return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
 
 
 # Several models: a table [models.NAME] for each, files of a folder, and the one that -m names.

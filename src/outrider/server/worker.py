@@ -32,8 +32,6 @@ _FIRST_REQUEST_S = 10.0
 _REQUEST_RATE = 0.1
 """weight of the last request in the moving average of durations"""
 _JOIN_S = 30.0
-IDLE_S = 20.0
-"""without a request, before costs are measured again"""
 _REST_S, _KEEP_ROUNDS = 3.0, 8
 """So long without a request, and so often, KV is written for a process that may be killed."""
 
@@ -102,14 +100,9 @@ spinning, so that two at once would be far slower than half as fast."""
 
 
 class Worker:
-    """Runs the engine of a session for many callers.
-
-    Args:
-        session: Whose engine it is.
-        max_waiting: How many requests may wait besides those that run.
-        observe: Called with the updates of every step, in the worker's thread.
-        idle_s: Seconds without a request until costs that were measured on a busy machine are measured again.
-    """
+    """Runs the engine of a session for many callers. `observe` is called with the updates of every step, in
+    the worker's thread. After `idle_s` without a request, costs that were measured on a busy machine are
+    measured again."""
 
     def __init__(
         self,
@@ -117,7 +110,7 @@ class Worker:
         *,
         max_waiting: int = 64,
         observe: Callable[[Sequence[Update]], None] | None = None,
-        idle_s: float = IDLE_S,
+        idle_s: float = 20.0,
     ) -> None:
         self._session = session
         self._idle_s = idle_s

@@ -278,7 +278,9 @@ class _Steps(NamedTuple):
         return float((self.plain.sum() + yardstick * self.curve.sum()) / spent_s)
 
 
-def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> tuple[Estimate | None, str | None]:
+def estimate_speedup(
+    records: Sequence[StepRecord], policy: AutoPolicy | None
+) -> tuple[Estimate | None, str | None]:
     """How much faster than plain decoding a request was; or None, and why it is not known.
 
     The draft model's reading of the prompt counts against it; a step that read of the prompt is left out.
@@ -301,6 +303,8 @@ def estimate_speedup(records: Sequence[StepRecord], policy: AutoPolicy) -> tuple
     Künsch, "The jackknife and the bootstrap for general stationary observations" (Annals of Statistics 17,
     1989). There is no estimate where the steps say too little.
     """
+    if policy is None:
+        return None, "what calls cost is not measured under this policy"
     decode = [record for record in records if record.kind == "decode" and not record.read_tokens]
     costs = policy.state.costs
     if not any(record.tokens for record in records):

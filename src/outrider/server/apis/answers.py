@@ -30,7 +30,7 @@ from outrider.server.keys import Caller, TokenUsage
 from outrider.server.models import models_of
 from outrider.server.service import Service, caller_of
 from outrider.server.worker import Job, Outcome
-from outrider.session.readout import Estimate, estimate_speedup, read_out
+from outrider.session.readout import estimate_speedup, read_out
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
@@ -343,7 +343,7 @@ def account_of(choice: Choice, policy: AutoPolicy | None) -> Json:
     """What speculation did for one choice."""
     readout = read_out(choice.completion)
     forced, time = readout.drafters.get("grammar"), readout.time_s
-    estimate, why = estimate_of(choice.completion, policy)
+    estimate, why = estimate_speedup(choice.completion.records, policy)
     kinds = Counter(choice.completion.kinds)
     return {
         **{name: getattr(readout, name) for name in _COUNTS},
@@ -389,13 +389,6 @@ def _together(each: Sequence[Json]) -> Json:
     }
 
 
-def estimate_of(completion: Completion, policy: AutoPolicy | None) -> tuple[Estimate | None, str | None]:
-    """How much faster than plain decoding an answer was, or why that is not known."""
-    if policy is None:
-        return None, "what calls cost is not measured under this policy"
-    return estimate_speedup(completion.records, policy)
-
-
 # Generations and responses
 
 _Body = TypeVar("_Body", bound=GenerationRequest)
@@ -430,7 +423,7 @@ class Generations:
         if isinstance(outcome, Update):
             used.completion_tokens += len(outcome.record.tokens)
         elif isinstance(outcome, Completion):
-            estimate, _ = estimate_of(outcome, self.service.policy)
+            estimate, _ = estimate_speedup(outcome.records, self.service.policy)
             speedup, key = estimate.speedup if estimate else None, self.caller.name
             self.service.metrics.observe_request(outcome, queued_s=job.queued_s, key=key, speedup=speedup)
         self.outcomes.put_nowait((choice, outcome))
@@ -471,7 +464,7 @@ async def answer(
     makes the answer. Raises Problem and OutriderError."""
     caller = caller_of(request)
     async with models_of(request).serving(body.model) as service:
-        planned, notices = await service.noticed(partial(plan, service, body, caller.namespace))
+        planned, notices = await service.prepared(partial(plan, service, body, caller.namespace))
         result = make(service, body, planned)
         result.notices = notices
         with ExitStack() as stack:

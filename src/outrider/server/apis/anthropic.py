@@ -49,20 +49,11 @@ _BLOCKS = {
 """The blocks that a turn of each role may have."""
 
 
-class TurnOutput(Shape):
-    """How much the model is to think from this turn on."""
-
-    effort: shapes.Effort | None = None
-
-
 class Turn(Shape):
-    """One turn of the conversation. A system turn may end with the next user's (`clear_at`); its
-    `output_config` is for the answers after it."""
+    """One turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Many[Block] | None = None
-    clear_at: Literal["next_user_message", "never"] | None = None
-    output_config: TurnOutput | None = None
 
     @model_validator(mode="after")
     def _fits_role(self) -> Turn:
@@ -71,9 +62,6 @@ class Turn(Shape):
                 raise unsupported(f"{block.type} is not a block of the role {self.role}. Leave it out")
         if self.role != "system":
             shapes.says_something(self.role, self.content)
-            for field in ("clear_at", "output_config"):
-                if getattr(self, field) is not None:
-                    raise unsupported("it is for the role system. Leave it out", field)
         return self
 
     @property
@@ -99,12 +87,6 @@ class Choice(Shape):
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
-    @model_validator(mode="after")
-    def _is_named(self) -> Choice:
-        if (self.type == "tool") != (self.name is not None):
-            raise unsupported('a name goes with {"type": "tool"}, and only with it', "name")
-        return self
-
 
 class Thinking(Shape):
     """Whether the model thinks before it answers, where its template knows that. Thoughts are given as they
@@ -121,9 +103,10 @@ class OutputSchema(Shape):
     json_schema: Json = Field(alias="schema")
 
 
-class OutputConfig(TurnOutput):
+class OutputConfig(Shape):
     """What the answer has to be, and how much the model is to think."""
 
+    effort: shapes.Effort | None = None
     format: OutputSchema | None = None
 
 
@@ -160,7 +143,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 async def count_tokens(body: CountTokensRequest, request: Request) -> Any:
     """The tokens of a conversation, as Anthropic's API."""
     async with models_of(request).serving(body.model) as service:
-        plan = await service.prepared(lambda: plan_message(service, body, ""))
+        plan, _ = await service.prepared(lambda: plan_message(service, body, ""))
         return {"input_tokens": len(plan.requests[0].prompt)}
 
 
@@ -196,14 +179,11 @@ def _as_chat(service: Service, body: CountTokensRequest) -> ChatRequest:
     ]
     mode: Any = None
     if choice is not None:
-        mode = shapes.function_tool(name=choice.name) if choice.name else _MODES[choice.type]
+        mode = shapes.function_tool(name=choice.name) if choice.type == "tool" else _MODES[choice.type]
     return ChatRequest.of(
         **body.sampling() | ({"stop": body.stop_sequences} if body.stop_sequences else {}),
         model=body.model,
-        messages=[
-            *_system(body),
-            *(message for turn in _shown(body.messages) for message in _messages(turn)),
-        ],
+        messages=[*_system(body), *(message for turn in body.messages for message in _messages(turn))],
         max_tokens=getattr(body, "max_tokens", None),
         tools=tools,
         tool_choice=mode,
@@ -216,23 +196,12 @@ def _as_chat(service: Service, body: CountTokensRequest) -> ChatRequest:
 
 
 def _effort(service: Service, body: CountTokensRequest) -> shapes.Effort | None:
-    outputs: list[TurnOutput | None] = [body.output_config, *(turn.output_config for turn in body.messages)]
-    efforts = [output.effort for output in outputs if output and output.effort]
-    thinking, wanted = body.thinking, efforts[-1] if efforts else None
+    thinking, wanted = body.thinking, body.output_config.effort if body.output_config else None
     if thinking and thinking.type == "disabled":
         wanted = "none"
     elif thinking and thinking.type == "enabled":
         wanted = wanted or "medium"
     return fitting_effort(service, wanted, "thinking, output_config.effort")
-
-
-def _shown(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """The turns that the model sees: some of the system's end with the next user's."""
-    last_user = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=0)
-    for i, turn in enumerate(turns):
-        says = turn.content is not None or turn.role == "assistant"
-        if says and (turn.clear_at != "next_user_message" or i > last_user):
-            yield turn
 
 
 def _system(body: CountTokensRequest) -> list[Json]:
@@ -243,7 +212,10 @@ def _system(body: CountTokensRequest) -> list[Json]:
 
 
 def _messages(turn: Turn) -> Iterator[Json]:
-    """A turn as messages: results of tools in a user's turn become messages of their own."""
+    """A turn as messages: results of tools in a user's turn become messages of their own. A system turn that
+    says nothing is left out."""
+    if turn.content is None and turn.role == "system":
+        return
     if isinstance(turn.content, str):
         yield {"role": turn.role, "content": turn.content}
     elif turn.role == "assistant":

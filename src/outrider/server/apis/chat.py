@@ -142,7 +142,7 @@ def render(
     parallel: bool = True,
 ) -> str:
     """The conversation under the model's template, with marks in control tokens that the client spells (see
-    `control_tokens`). Raises Problem."""
+    `ControlTokens`). Raises Problem."""
     if service.template is None:
         why = f"{service.name} has no chat template. Use /v1/completions."
         raise invalid_field("messages", why, code="invalid_prompt")
@@ -249,7 +249,6 @@ def _grammar(
             prompt=prompt,
             content=content,
         )
-        notify(*service.format.notices(tools))
     except InputError as error:
         raise problem_of(error, "tools") from None
     if grammar is not None:

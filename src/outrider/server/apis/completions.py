@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from fastapi import APIRouter, Request
-from pydantic import Field
 from starlette.responses import Response
 
 from outrider.core.data import Piece, TokenLogprob
@@ -17,7 +15,7 @@ from outrider.core.errors import InputError
 from outrider.models.infill import Infill
 from outrider.server.apis import plan, shapes
 from outrider.server.apis.answers import MIN_LOGPROB, Choice, ChunkedAnswer, answer, joined
-from outrider.server.apis.shapes import Json, Many, Text, Tokens
+from outrider.server.apis.shapes import Json
 from outrider.server.errors import invalid_field, problem_of
 from outrider.server.service import Service
 
@@ -26,8 +24,7 @@ router = APIRouter(tags=["text"])
 _OPENAI_MAX_TOKENS = 16
 _MAX_PROMPTS = 128
 
-Prompt = str | list[int | str]
-"""text, or tokens; llama-server's prompts may mix both"""
+Prompt = str | list[int]
 
 
 class CompletionRequest(shapes.TextRequest):
@@ -35,12 +32,7 @@ class CompletionRequest(shapes.TextRequest):
 
     renamed: ClassVar = dict.fromkeys(("max_completion_tokens", "n_predict", "num_predict"), "max_tokens")
 
-    prompt: (
-        Text
-        | Tokens
-        | Annotated[Many[Text], Field(min_length=1)]
-        | Annotated[Many[Tokens], Field(min_length=1)]
-    )
+    prompt: shapes.Prompts
     suffix: str | None = None
     """what follows the text that is asked for, with a model that can fill in a middle"""
     best_of: Literal[1] | None = None
@@ -87,36 +79,26 @@ def plan_texts(
     return plan.plan_of(service, body, replace(asked, grammar=grammar), prompts)
 
 
-def prompts_of(given: str | Sequence[int | str | list[int] | list[int | str]]) -> list[Prompt]:
-    """The prompts of a request: a list that contains a number is one prompt, any other is several. Raises
-    Problem."""
-    if isinstance(given, str):
+def prompts_of(given: str | list[int] | list[str] | list[list[int]]) -> list[Prompt]:
+    """The prompts of a request. Raises Problem for too many."""
+    if isinstance(given, str) or isinstance(given[0], int):
         return [given]
-    if len(given) > _MAX_PROMPTS and not isinstance(given[0], int):
+    if len(given) > _MAX_PROMPTS:
         raise invalid_field("prompt", f"it has more than {_MAX_PROMPTS} prompts. Send them in parts.")
-    if any(isinstance(part, int) for part in given):
-        if any(isinstance(part, list) for part in given):
-            raise invalid_field("prompt", "tokens and lists are mixed in it. Give a list of lists, or one.")
-        return [[part for part in given if not isinstance(part, list)]]
-    return [part if isinstance(part, str) else list(part) for part in given if not isinstance(part, int)]
+    return cast("list[Prompt]", given)
 
 
 def prompt_tokens(service: Service, prompt: Prompt) -> tuple[int, ...]:
     """The tokens of a prompt; control tokens that it spells are read as such. Raises Problem for one that
     does not fit."""
-    tokens: list[int] = []
-    for i, part in enumerate([prompt] if isinstance(prompt, str) else prompt):
-        tokens += [part] if isinstance(part, int) else _text_tokens(service, part, begins=i == 0)
-    return service.check_prompt(tokens, "prompt")
-
-
-def _text_tokens(service: Service, text: str, *, begins: bool) -> list[int]:
-    service.check_length(text, "prompt")
-    if service.controls.count(text) >= service.context_tokens:
+    if not isinstance(prompt, str):
+        return service.check_prompt(prompt, "prompt")
+    service.check_length(prompt, "prompt")
+    if service.controls.count(prompt) >= service.context_tokens:
         why = "it has too many control tokens to fit."
         raise invalid_field("prompt", why, code="context_length_exceeded")
     try:
-        return service.vocabulary.tokenize(text, add_special=begins, parse_special=True)
+        return service.check_prompt(service.vocabulary.tokenize(prompt, parse_special=True), "prompt")
     except InputError as error:
         raise problem_of(error, "prompt") from None
 
@@ -208,10 +190,6 @@ class CompletionAnswer(ChunkedAnswer):
     object = chunk_object = "text_completion"
     nothing = ""
 
-    def __init__(self, service: Service, body: CompletionRequest, planned: plan.GenerationPlan) -> None:
-        super().__init__(service, body, planned)
-        self._logprobs = [_Logprobs(service) for _ in self.choices]
-
     def _whole(self, choice: Choice) -> Json:
         return self._entry(choice, choice.content, choice.pieces, choice.finish_reason)
 
@@ -222,38 +200,25 @@ class CompletionAnswer(ChunkedAnswer):
 
     def _entry(self, choice: Choice, delta: Any, pieces: Sequence[Piece], finish_reason: str | None) -> Json:
         scored = [one for piece in pieces for one in piece.logprobs]
-        logprobs = self._logprobs[choice.index].of(scored) if scored else None
+        logprobs = _logprobs(self.service, scored) if scored else None
         return {"index": choice.index, "text": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-class _Logprobs:
-    """The `logprobs` of a completion, whose offsets go on from those before."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._position = 0
-
-    def of(self, scored: Sequence[TokenLogprob]) -> Json:
-        """The log probabilities of the next tokens."""
-        offsets = []
-        for one in scored:
-            offsets.append(self._position)
-            self._position += len(self._decoder.decode(self._service.vocabulary.piece(one.token)))
-        return {
-            "tokens": [self._name(one.token) for one in scored],
-            "token_logprobs": [max(one.logprob, MIN_LOGPROB) for one in scored],
-            "top_logprobs": [self._top(one) for one in scored],
-            "text_offset": offsets,
-        }
-
-    def _top(self, one: TokenLogprob) -> dict[str, float]:
-        names = {self._name(token): max(logprob, MIN_LOGPROB) for token, logprob in reversed(one.top)}
-        return dict(reversed(names.items()))
-
-    def _name(self, token: int) -> str:
-        spelled = self._service.spelled(token)
+def _logprobs(service: Service, scored: Sequence[TokenLogprob]) -> Json:
+    def name(token: int) -> str:
+        spelled = service.spelled(token)
         try:
             return spelled.decode()
         except UnicodeDecodeError:  # as OpenAI spells a part of a character
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+    def top(one: TokenLogprob) -> dict[str, float]:
+        """Of two tokens with one name the likelier."""
+        names = {name(token): max(logprob, MIN_LOGPROB) for token, logprob in reversed(one.top)}
+        return dict(reversed(names.items()))
+
+    return {
+        "tokens": [name(one.token) for one in scored],
+        "token_logprobs": [max(one.logprob, MIN_LOGPROB) for one in scored],
+        "top_logprobs": [top(one) for one in scored],
+    }

@@ -41,7 +41,6 @@ class TokenizeRequest(Body):
     model: str | None = None
     add_special: bool | None = None
     parse_special: bool | None = None
-    with_pieces: bool | None = None
 
 
 class DetokenizeRequest(Body):
@@ -58,7 +57,8 @@ class DetokenizeRequest(Body):
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """The tokens of a text, or of a conversation under the model's chat template."""
     async with models_of(request).serving(body.model) as service:
-        return await service.prepared(lambda: JSONResponse(_tokenize(service, body)))
+        response, _ = await service.prepared(lambda: JSONResponse(_tokenize(service, body)))
+        return response
 
 
 @router.post("/detokenize", tags=["tokens"])
@@ -71,7 +71,8 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
             text = service.text_of(body.tokens)
             return JSONResponse({"content": text, "prompt": text})
 
-        return await service.prepared(spelled)
+        response, _ = await service.prepared(spelled)
+        return response
 
 
 def _tokenize(service: Service, body: TokenizeRequest) -> Json:
@@ -82,10 +83,7 @@ def _tokenize(service: Service, body: TokenizeRequest) -> Json:
         tokens = _tokens(service, body, given[0])
     except InputError as error:
         raise problem_of(error, given[0]) from None
-    found: Json = {"tokens": tokens, "count": len(tokens), "max_model_len": service.context_tokens}
-    if body.with_pieces:
-        found["tokens"] = [{"id": token, "piece": _piece(service.spelled(token))} for token in tokens]
-    return found
+    return {"tokens": tokens, "count": len(tokens), "max_model_len": service.context_tokens}
 
 
 def _tokens(service: Service, body: TokenizeRequest, name: str) -> list[int]:
@@ -100,13 +98,6 @@ def _tokens(service: Service, body: TokenizeRequest, name: str) -> list[int]:
         raise invalid_field(name, f"{why} Use parse_special: false, or shorten it.")
     add_special = name == "prompt" if body.add_special is None else body.add_special
     return service.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
-
-
-def _piece(piece: bytes) -> str | list[int]:
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return list(piece)
 
 
 # Models
@@ -132,8 +123,7 @@ async def status(request: Request, model: str | None = None) -> Any:
     service, name = models.loaded(model), models.card(model)["root"]
     served = {"model": name, "models": list(models.first_names), "is_loaded": service is not None}
     if service is None:
-        unknown = ("draft", "context_tokens", "policy", "chat_format", "plain_token_s", "calls_s")
-        return served | dict.fromkeys(unknown) | {"drafters": [], "bitwise": False, "notices": []}
+        return served | {"drafters": [], "notices": []}
     calls_s: list[float] | None = None
     if service.policy is not None and service.policy.state.costs.is_known:
         # The engine's thread refines the curve; to ask it changes nothing but its own cache.
@@ -178,4 +168,4 @@ async def metrics(request: Request) -> Response:
 @page_router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
 async def show_page() -> Response:
     """The page."""
-    return Response(page().body, headers=dict(page().headers))
+    return page()

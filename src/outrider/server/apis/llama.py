@@ -17,13 +17,11 @@ from outrider.server.apis.answers import Answer, Choice, account_of, answer, joi
 from outrider.server.apis.chat import ChatRequest, rendered
 from outrider.server.apis.completions import infill_prompt, plan_texts, prompt_tokens, prompts_of
 from outrider.server.apis.plan import GenerationPlan, answer_tokens
-from outrider.server.apis.shapes import Json, Many, NumTokensOrOff, Shape, Text, TextRequest, Token
+from outrider.server.apis.shapes import Json, Many, NumTokensOrOff, Shape, TextRequest
 from outrider.server.models import models_of
 from outrider.server.service import Service
 
 router = APIRouter(tags=["llama-server"])
-
-_Mixed = Annotated[Many[Token | Text], Field(min_length=1)]
 
 
 class LlamaFields(TextRequest):
@@ -41,9 +39,9 @@ class LlamaFields(TextRequest):
 
 
 class LlamaRequest(LlamaFields):
-    """Texts to be continued as they stand: a text, tokens, both mixed, or a list of these."""
+    """Texts to be continued as they stand."""
 
-    prompt: Text | Annotated[Many[Token | Text | _Mixed], Field(min_length=1)]
+    prompt: shapes.Prompts
 
 
 class ExtraFile(Shape):
@@ -79,7 +77,7 @@ async def infill(body: InfillRequest, request: Request) -> Response:
 async def apply_template(body: ChatRequest, request: Request) -> Any:
     """The prompt that a request for a chat completion becomes."""
     async with models_of(request).serving(body.model) as service:
-        text = await service.prepared(lambda: rendered(service, body))
+        text, _ = await service.prepared(lambda: rendered(service, body))
         return {"prompt": "".join(service.controls.split(text))}
 
 

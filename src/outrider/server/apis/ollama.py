@@ -160,7 +160,6 @@ def _details(service: Service | None) -> Json:
     card = service.card if service else None
     family = card.architecture if card else ""
     return {
-        "parent_model": "",
         "format": "gguf",
         "family": family,
         "families": [family],
@@ -182,15 +181,10 @@ def _shown(service: Service) -> Json:
         family = card.architecture
         info = {
             "general.architecture": family,
-            "general.basename": card.name,
             "general.parameter_count": card.parameters,
             f"{family}.context_length": service.context_tokens,
-            f"{family}.block_count": card.block_count,
-            f"{family}.embedding_length": card.embedding_length,
         }
     return {
-        "modelfile": f"FROM {service.name}\n",
-        "parameters": "",
         "template": template.source if template else "",
         "details": _details(service),
         "model_info": info,

@@ -29,25 +29,18 @@ from outrider.server.settings import ServeSettings
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """Engine requests, one for each choice, in the order of their indices.
-
-    Args:
-        requests: In the order of the choices.
-        policy: Who drafts, by name.
-        bitwise: Whether the texts are those of plain decoding, bit for bit.
-        choices_per_prompt: How many requests share a prompt.
-        show_sources: Whether a stream says who drafted its text.
-        repeats: Whether the same request gets the same answer, if it has a seed.
-        max_decode_s: After so many seconds an answer ends once it has begun a new line.
-    """
+    """Engine requests, one for each choice, in the order of their indices."""
 
     requests: tuple[Request, ...]
     policy: str
     bitwise: bool
     choices_per_prompt: int
     show_sources: bool
+    """whether a stream says who drafted its text"""
     repeats: bool = True
+    """whether the same request gets the same answer, if it has a seed"""
     max_decode_s: float | None = None
+    """After so many seconds an answer ends once it has begun a new line."""
 
 
 def plan_of(

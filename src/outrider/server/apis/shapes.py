@@ -30,7 +30,7 @@ _NO_EFFECT = frozenset(
     {
         # Beginnings of prompts are kept by themselves, models stay loaded, no answer is stored, nothing is
         # cut out of a conversation, and a prompt is read whole.
-        *("cache_control", "n_cache_reuse", "prompt_cache_key", "prompt_cache_options"),
+        *("cache_control", "n_cache_reuse", "prompt_cache_key", "prompt_cache_options", "clear_at"),
         *("prompt_cache_retention", "keep_alive", "store", "context_management", "truncation", "truncate"),
         *("shift", "n_keep", "num_keep", "n_discard", "t_max_prompt_ms"),
         # There is one tier, X-Request-Id names a request, keys take turns, and the server chooses a slot.
@@ -41,6 +41,7 @@ _NO_EFFECT = frozenset(
         "sse_ping_interval",
         # Reasoning is given as it is, and how much is said is not enforced.
         *("summary", "generate_summary", "display", "signature", "verbosity", "n_indent", "max_tool_calls"),
+        "output_config",  # of a single turn
         # Filters keep a token at least, and these samplers are off.
         *("min_keep", "mirostat_tau", "mirostat_eta", "tfs_z", "penalize_newline"),
         # How a model is run is said when the server is started.
@@ -146,6 +147,10 @@ Json = dict[str, Any]
 Text = Annotated[str, Field(min_length=1)]
 Token = Annotated[int, Field(ge=0, le=MAX_INT)]
 Tokens = Annotated[Many[Token], Field(min_length=1)]
+Prompts = (
+    Text | Tokens | Annotated[Many[Text], Field(min_length=1)] | Annotated[Many[Tokens], Field(min_length=1)]
+)
+"""a text, tokens, or a list of either"""
 NumTokensOrOff = Annotated[int, Field(ge=-1, le=MAX_INT), WHOLE]
 MaxTokens = Annotated[Literal[-1] | Annotated[int, Field(ge=1, le=MAX_INT)], WHOLE]
 """of an answer; -1: no limit but the server's"""
@@ -188,17 +193,10 @@ else:
 _MAX_BIASES = 4_096
 
 
-def _biases(value: Any) -> Any:
-    """llama.cpp's pairs of a token and its bias as an object; false bars a token."""
-    if isinstance(value, dict | list) and len(value) > _MAX_BIASES:
+def _few(biases: Any) -> Any:
+    if isinstance(biases, dict) and len(biases) > _MAX_BIASES:
         raise unsupported(f"it has more than {_MAX_BIASES} tokens. Leave some out")
-    if not isinstance(value, list) or not all(map(_is_pair, value)):
-        return value
-    return {str(token): -100 if bias is False else bias for token, bias in value}
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], int | str)
+    return biases
 
 
 class Speculation(Shape):
@@ -230,7 +228,7 @@ class SamplingFields(_Sampled):
             Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
         ]
         | None,
-        BeforeValidator(_biases),
+        BeforeValidator(_few),
     ] = None
     """by token id; -100 bars a token"""
     ignore_eos: bool | None = None

@@ -11,34 +11,19 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import resources
-from importlib.resources.abc import Traversable
+
+from starlette.responses import HTMLResponse
 
 _STYLE = re.compile(r'<link rel="stylesheet" href="([a-z]+\.css)">')
 _SCRIPT = re.compile(r'<script src="([a-z]+\.js)"></script>')
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """`body` is HTML in UTF-8; `headers` belong to every answer that carries it.
-
-    Holds nothing secret: it is served without an API key, and asks for one when the API does.
-    """
-
-    body: bytes
-    headers: Mapping[str, str]
-
-
 @functools.cache
-def page() -> Page:
-    """The page, put together at its first use."""
-    return assemble(resources.files("outrider.server.page"))
-
-
-def assemble(folder: Traversable) -> Page:
-    """The page whose parts lie in `folder`. Raises FileNotFoundError where it names one that is not there."""
+def page() -> HTMLResponse:
+    """The page, put together at its first use. It holds nothing secret: it is served without an API key, and
+    asks for one when the API does."""
+    folder = resources.files("outrider.server.page")
     styles: list[str] = []
     scripts: list[str] = []
 
@@ -50,10 +35,6 @@ def assemble(folder: Traversable) -> Page:
     html = (folder / "index.html").read_text(encoding="utf-8")
     html = _STYLE.sub(lambda match: inlined(match, "style", styles), html)
     html = _SCRIPT.sub(lambda match: inlined(match, "script", scripts), html)
-    return Page(html.encode(), _headers(styles, scripts))
-
-
-def _headers(styles: list[str], scripts: list[str]) -> Mapping[str, str]:
     policy = {
         "default-src": "'none'",
         "script-src": " ".join(scripts),
@@ -66,12 +47,10 @@ def _headers(styles: list[str], scripts: list[str]) -> Mapping[str, str]:
         "require-trusted-types-for": "'script'",
         "trusted-types": "'none'",
     }
-    return {
-        "Content-Type": "text/html; charset=utf-8",
+    headers = {
         "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
         "Cache-Control": "no-cache",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
         "Cross-Origin-Opener-Policy": "same-origin",
         "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     }
+    return HTMLResponse(html, headers=headers)
