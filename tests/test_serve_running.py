@@ -1,7 +1,6 @@
 """The HTTP server: slow and rude clients, sockets, TLS, draining."""
 
 import asyncio
-import logging
 import shutil
 import signal
 import socket
@@ -214,28 +213,7 @@ def test_draining_lets_running_requests_end_and_accepts_nothing_new() -> None:
         assert received(idle).startswith(b"HTTP/1.1 200")
 
 
-def test_a_second_signal_ends_the_program_at_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr("os._exit", ended.append)
-    with caplog.at_level(logging.INFO), running() as run:
-        run.server.handle_exit(signal.SIGTERM, None)
-        run.server.handle_exit(signal.SIGINT, None)
-        run.thread.join(PATIENCE_S)
-    said = {record.getMessage(): getattr(record, "fields", {}) for record in caplog.records}
-    assert said["draining"] == {"requests": 0, "seconds_left": 5.0}
-    assert ended == [130]
-
-
 # Sockets
-
-
-def test_a_port_that_is_taken_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(SettingError, match=f"127.0.0.1, port {port}: .* \\(address already in use\\)"):
-            bind("127.0.0.1", port)
 
 
 def test_all_addresses_of_a_name_have_one_port(monkeypatch: pytest.MonkeyPatch) -> None:

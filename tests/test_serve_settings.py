@@ -12,7 +12,7 @@ from outrider.core.errors import SettingError
 from outrider.core.schema import settings_of
 from outrider.core.settings import sampling_params
 from outrider.server.keys import read_keys
-from outrider.server.settings import TABLES, ServeSettings, is_loopback, read_configuration
+from outrider.server.settings import TABLES, ServeSettings, read_configuration
 
 KEY = "a-key-of-twenty-four-chars"
 
@@ -167,13 +167,6 @@ def test_every_option_that_the_documentation_names_exists() -> None:
     named = set(re.findall(r"`(?:outrider serve [^`]*)?(--[a-z-]+)", text)) - {"--help", "--help-all"}
     assert len(named) > 10
     assert named <= {flag for flags in FLAGS.values() for flag in flags}
-
-
-def test_what_is_loopback() -> None:
-    for host in ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"):
-        assert is_loopback(host), host
-    for host in ("0.0.0.0", "::", "192.168.0.1", "localhost.example.org", "", "127.0.0.1.example.org"):
-        assert not is_loopback(host), host
 
 
 @pytest.mark.parametrize(

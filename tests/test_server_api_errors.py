@@ -1,5 +1,6 @@
 """What is taken, and what is refused: a refusal has OpenAI's shape, names the field and says the way out."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -279,24 +280,22 @@ def test_a_failing_engine_is_an_error_of_the_server() -> None:
         assert answer["choices"][0]["message"]["content"] == "abc"
 
 
-@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, MESSAGES, OLLAMA])
 def test_an_error_in_a_stream_is_an_event_and_its_end(path: str) -> None:
-    bodies: dict[str, dict[str, Any]] = {
-        CHAT: {"messages": user("Say [[abcdef]]")},
-        TEXT: {"prompt": "[[abcdef]]|"},
-        RESPONSES: {"input": "[[abcdef]]"},
-    }
     with serving() as broken:
-        broken.model.fail_from_call = 4
-        response = broken.post(path, **bodies[path], stream=True)
-        last = events(response)[-1]
-        assert "[DONE]" not in response.text
-        if path == RESPONSES:
-            assert (last["type"], last["code"]) == ("error", "backend_error")
-            assert last["sequence_number"] == len(events(response)) - 1
-        else:
-            assert last["error"]["code"] == "backend_error"
-        assert broken.idle()
+        broken.model.fail_from_call = 2
+        response = broken.post(path, **LEAST[path] | {"stream": True})
+        assert "[DONE]" not in response.text and broken.idle()
+    last = json.loads(response.text.strip().splitlines()[-1].removeprefix("data: "))
+    if path == RESPONSES:
+        assert (last["type"], last["code"]) == ("error", "backend_error")
+        assert last["sequence_number"] == len(events(response)) - 1
+    elif path == MESSAGES:
+        assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    elif path == OLLAMA:
+        assert list(last) == ["error"] and "failed" in last["error"]
+    else:
+        assert last["error"]["code"] == "backend_error"
 
 
 def test_an_answer_that_cannot_go_on_is_an_error(served: Serving) -> None:

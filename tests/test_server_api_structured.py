@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletion
 
 from outrider.server.apis.chat import ChatRequest, plan_chat
 from outrider.server.settings import ServeSettings
-from serving import CALL, CHAT, HERMES, SCHEMA, THINKING, TOOLS, WEATHER, Serving, serving, user
+from serving import CALL, CHAT, CLOCK, HERMES, SCHEMA, THINKING, TOOLS, WEATHER, Serving, serving, user
 
 STRICT = {"name": "weather", "schema": SCHEMA, "strict": True}
 
@@ -107,6 +107,21 @@ def test_an_answer_is_limited_beside_tools_that_may_be_called(hermes: Serving) -
     assert forced["content"].startswith('{"city": "')
     broken = hermes.post(CHAT, messages=user("hi"), tools=TOOLS, structured_outputs={"regex": "("})
     assert (broken.status_code, broken.json()["error"]["param"]) == (400, "structured_outputs.regex")
+
+
+@pytest.mark.parametrize(
+    ("said", "fields", "names"),
+    [
+        (f"{CALL}\n{CLOCK}", {}, ["weather", "clock"]),
+        (f"{CALL}\n{CLOCK}", {"parallel_tool_calls": False}, ["weather"]),
+        ("No.", {"tool_choice": {"type": "function", "function": {"name": "clock"}}}, ["clock"]),
+        (CLOCK, {"tool_choice": "none"}, []),
+    ],
+    ids=["both", "one alone", "named", "none"],
+)
+def test_what_may_be_called(hermes: Serving, said: str, fields: dict[str, Any], names: list[str]) -> None:
+    calls = ask(hermes, said, **fields)["message"].get("tool_calls") or []
+    assert [call["function"]["name"] for call in calls] == names
 
 
 def test_tools_whose_schema_is_not_enforced_are_said(hermes: Serving) -> None:

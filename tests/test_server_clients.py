@@ -20,9 +20,8 @@ from pydantic import BaseModel, Field
 from cli_helpers import environment
 from outrider import Session
 from outrider.core.data import Completion
-from outrider.models.hub import cache_dir
 from outrider.policy.fixed import FixedPolicy
-from real_server import GREEDY, KEY, MODEL, NAME, ONE_AT_ONCE, OPTIONS, REASON, RealServer, real_server
+from real_server import GREEDY, KEY, MODEL, NAME, ONE_AT_ONCE, OPTIONS, REASON, RealServer
 from serving import user
 
 ollama: Any = pytest.importorskip("ollama", reason="`make test` installs it")
@@ -406,32 +405,3 @@ def javascript(server: RealServer, expected: Completion) -> Program:
 def test_clients_from_npm(javascript: Program, file: str, name: str) -> None:
     if error := javascript(file)[name]:
         pytest.fail(error, pytrace=False)
-
-
-# A model that was trained to call tools: it decides whether it calls one
-
-QWEN = cache_dir() / "models" / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not QWEN.exists(), reason="it is not in the cache; tests fetch nothing")
-def test_a_model_calls_a_tool_by_itself_and_reads_the_result(tmp_path: Path) -> None:
-    question: Any = user("What will the weather be in Oslo in 3 days?")
-    settings: Any = {"model": NAME, "temperature": 0, "tools": TOOLS, "max_completion_tokens": 96}
-    with (
-        real_server(tmp_path, "-c", "2048", model=QWEN) as server,
-        OpenAI(base_url=server.base_url, api_key=KEY, max_retries=0) as client,
-    ):
-        with client.chat.completions.stream(messages=question, **settings) as stream:
-            choice = stream.get_final_completion().choices[0]
-        assert choice.finish_reason == "tool_calls" and choice.message.tool_calls
-        arguments = json.loads(choice.message.tool_calls[0].function.arguments)
-        jsonschema.validate(arguments, PARAMETERS)
-        assert arguments["city"] == "Oslo" and "<tool_call>" not in (choice.message.content or "")
-        results = [
-            {"role": "tool", "tool_call_id": call.id, "content": "-7 degrees"}
-            for call in choice.message.tool_calls
-        ]
-        turns: Any = [*question, choice.message, *results]
-        answer = client.chat.completions.create(messages=turns, **settings | {"tool_choice": "none"})
-        assert "-7" in (answer.choices[0].message.content or "")

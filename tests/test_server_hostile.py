@@ -43,7 +43,26 @@ from serving import (
     user,
 )
 
-VALID = [(ask.path, ask.body) for ask in ASKS.values() if isinstance(ask.body, dict)]
+LIMITS: dict[str, Any] = {
+    "stop": ["x", "y"],
+    "n": 2,
+    "logit_bias": {"7": 1.5},
+    "stream_options": {"include_usage": True},
+    "metadata": {"a": "b"},
+    "prediction": {"type": "content", "content": "Hello"},
+    "speculation": {"policy": "lookup", "max_draft": 3, "show_sources": True},
+}
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+VALID: list[tuple[str, dict[str, Any]]] = [
+    *((ask.path, ask.body) for ask in ASKS.values() if isinstance(ask.body, dict)),
+    (CHAT, {"messages": user("hi"), "tools": [TOOL], "chat_template_kwargs": {"x": 1}, **LIMITS}),
+    (CHAT, {"messages": user("hi"), "json_schema": {"properties": {"a": {"enum": [1]}}}}),
+    (CHAT, {"messages": user("hi"), "structured_outputs": {"regex": "a{3}"}}),
+    (CHAT, {"messages": user("hi"), "grammar": 'root ::= "a"{2,3} | [b-d]+'}),
+    (TEXT, {"prompt": [[1, 2], [3]], "logprobs": 2, "dry_multiplier": 1, "xtc_probability": 0.5, **LIMITS}),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "c", "filename": "d"}]}),
+    ("/apply-template", {"messages": user("hi")}),
+]
 
 
 class Marked(ByteVocabulary):

@@ -32,9 +32,7 @@ from outrider.server.worker import WorkerState
 DOCS = Path(__file__).parents[1] / "docs"
 REQUEST = Request(PROMPT, GREEDY, max_tokens=12, ignore_end=True)
 
-IDLE = WorkerState(
-    running=0, waiting=0, max_running=4, kv_tokens_used=0, kv_tokens_capacity=1024, draining=False
-)
+IDLE = WorkerState(max_running=4, kv_tokens_capacity=1024)
 
 
 def new_metrics(state: WorkerState = IDLE) -> Metrics:

@@ -78,15 +78,12 @@ def slow_model(**options: Any) -> FakeModel:
     return model
 
 
-def test_every_caller_gets_what_a_request_alone_would_get() -> None:
+async def test_every_caller_gets_what_a_request_alone_would_get() -> None:
     prompts = [(*PROMPT, i % 5, i % 3) for i in range(12)]
-
-    async def main() -> list[tuple[list[Update], Completion]]:
-        async with working(max_running=3) as worker:
-            jobs = [await Running.submit(worker, replace(REQUEST, prompt=prompt)) for prompt in prompts]
-            return await asyncio.gather(*map(finish, jobs))
-
-    for prompt, (updates, completion) in zip(prompts, asyncio.run(main()), strict=True):
+    async with working(max_running=3) as worker:
+        jobs = [await Running.submit(worker, replace(REQUEST, prompt=prompt)) for prompt in prompts]
+        results = await asyncio.gather(*map(finish, jobs))
+    for prompt, (updates, completion) in zip(prompts, results, strict=True):
         expected = plain(language_model(), replace(REQUEST, prompt=prompt))
         assert (completion.tokens, completion.text, completion.finish_reason) == expected
         assert "".join(update.text for update in updates) == completion.text
@@ -127,21 +124,17 @@ async def test_two_engines_take_turns() -> None:
     assert longest < len(both) // 4, "one kept the other waiting"
 
 
-def test_a_cancelled_job_ends_with_what_it_has() -> None:
-    async def main() -> Completion:
-        async with working(slow_model()) as worker:
-            job = await Running.submit(worker, endless())
-            seen = 0
-            async for _ in job:
-                seen += 1
-                if seen == 4:
-                    job.cancel()
-            return job.completion
-
-    completion = asyncio.run(main())
-    assert completion.finish_reason == "cancelled"
-    assert 0 < len(completion.tokens) < 200
-    assert plain(language_model(), endless())[0][: len(completion.tokens)] == completion.tokens
+async def test_a_cancelled_job_ends_with_what_it_has() -> None:
+    async with working(slow_model()) as worker:
+        job = await Running.submit(worker, endless())
+        seen = 0
+        async for _ in job:
+            seen += 1
+            if seen == 4:
+                job.cancel()
+    assert job.completion.finish_reason == "cancelled"
+    tokens = job.completion.tokens
+    assert 0 < len(tokens) < 200 and plain(language_model(), endless())[0][: len(tokens)] == tokens
 
 
 async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
@@ -287,15 +280,14 @@ class BusyCosts:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_an_idle_server_measures_again_what_it_measured_on_a_busy_machine(fails: bool) -> None:
+async def test_an_idle_server_measures_again_what_it_measured_on_a_busy_machine(fails: bool) -> None:
     costs = BusyCosts(fails=fails)
-    session = Session(
-        language_model(), [SuffixDrafter()], FixedPolicy(p_min=0), learned=cast("Learned", costs)
-    )
+    learned = cast("Learned", costs)
+    session = Session(language_model(), [SuffixDrafter()], FixedPolicy(p_min=0), learned=learned)
     session.notices = [BUSY]
     worker = Worker(session, idle_s=0.001)
-
-    async def main() -> None:
+    worker.start()
+    try:
         async with asyncio.timeout(GUARD_S):
             await asyncio.to_thread(costs.begun.wait)
             for _ in range(2):
@@ -304,10 +296,6 @@ def test_an_idle_server_measures_again_what_it_measured_on_a_busy_machine(fails:
             await asyncio.to_thread(costs.done.wait)
             while session.is_provisional or session.notices:
                 await asyncio.sleep(0.001)
-
-    worker.start()
-    try:
-        asyncio.run(main())
     finally:
         worker.stop()
     assert costs.interrupted == (not fails)

@@ -178,6 +178,7 @@ _SEEN: dict[str, Any] = {
     "stream_options": {"include_usage": True},
     "speculation": {"show_sources": True},
 }
+_RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "[[Noon.]]"}
 _USED = {"type": "tool_use", "id": "1", "name": "weather", "input": {}}
 _FORM = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
 
@@ -229,10 +230,7 @@ ASKS: dict[str, Ask] = {
         [
             {"role": "user", "content": "What time?"},
             {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}, _USED]},
-            {
-                "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": "1", "content": "[[Noon.]]"}],
-            },
+            {"role": "user", "content": [_RESULT]},
         ],
         system=[{"type": "text", "text": "Be brief."}],
         tool_choice={"type": "auto", "disable_parallel_tool_use": True},

@@ -67,7 +67,7 @@ def _plan(settings: ServeSettings) -> PairPlan:
         max_running=settings.max_running,
         kept_sequences=settings.num_kept,
         capacity_tokens=settings.kv_tokens or 0,
-        max_gap_s=settings.max_gap_s,
+        max_gap_s=settings.max_gap and settings.max_gap / 1000,
         keeping=settings.keeping,
     )
     return replace(plan, opening=opening)

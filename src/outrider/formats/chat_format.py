@@ -118,7 +118,9 @@ class ChatFormat:
         if isinstance(choice, Named):
             allowed = [tool for tool in tools if tool.name == choice.name]
         if not allowed:
-            return content and replace(content, after=self.content_follows(prompt))
+            after = self._markers.closer if self._state(prompt) == "opened" else None
+            after = CONTENT if isinstance(self._syntax, Harmony) else after
+            return content and replace(content, after=after)
         required, state, rules = choice != "auto", self._state(prompt), Rules(self._control)
         text = None if required else "free" if content is None else "@content"
         if isinstance(self._syntax, Harmony):
@@ -131,12 +133,6 @@ class ChatFormat:
         return Grammar(
             "lark", source, fast_forward=fast_forward, content=content if text == "@content" else None
         )
-
-    def content_follows(self, prompt: str) -> str | None:
-        """The text that has to come before the content of an answer; None: it may come at once."""
-        if isinstance(self._syntax, Harmony):
-            return CONTENT
-        return self._markers.closer if self._state(prompt) == "opened" else None
 
     def begun(self, prompt: str, content: str, reasoning: str = "") -> str | None:
         """What an answer begins with whose content is to go on; `reasoning` comes before it where the prompt

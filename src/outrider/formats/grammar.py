@@ -16,11 +16,9 @@ from outrider.core.notices import notify
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A function that the model may call.
-
-    `parameters` is the JSON schema of its arguments, an object; empty: any object. A schema that cannot be
-    enforced is an error where the tool is `strict`; otherwise what can be of it is, and a notice says so.
-    """
+    """A function that the model may call. `parameters` is the JSON schema of its arguments, an object; empty:
+    any object. A schema that cannot be enforced is an error where the tool is `strict`; otherwise what can be
+    of it is, and a notice says so."""
 
     name: str
     description: str = ""
@@ -67,10 +65,7 @@ MAX_CALLS = 16
 @lru_cache(maxsize=512)
 def _prepared(name: str, text: str, strict: bool, place: str) -> tuple[str, tuple[str, ...]]:
     """A schema as `%json` takes it, and notices about parts that are not enforced. `place` says what of the
-    tool it is of; empty: its arguments, an object.
-
-    Raises GrammarError, which names the tool, where that of a strict one cannot be enforced.
-    """
+    tool it is of; empty: its arguments, an object. Raises GrammarError about a strict tool."""
     try:
         schema = json.loads(text)
         schema = closed(schema) if place else _object(schema)

@@ -27,6 +27,7 @@ from outrider.server.apis import anthropic, chat, completions, info, llama, olla
 from outrider.server.errors import ObserveError, Problem, internal_error
 from outrider.server.keys import ApiKey, Caller, KeyRing, RateLimiter
 from outrider.server.models import Models
+from outrider.server.page import page as web_page
 from outrider.server.service import Service
 from outrider.server.settings import ServeSettings, is_loopback
 
@@ -56,8 +57,10 @@ def create_app(served: Service | Models, *, page: bool = False) -> FastAPI:
     )
     app.state.models = models
     errors.install(app, models.metrics.observe_error)
-    for router in (*_ROUTERS, *([info.page_router] if page else [])):
+    for router in _ROUTERS:
         app.include_router(router)
+    if page:
+        app.add_api_route("/", web_page, methods=["GET", "HEAD"], include_in_schema=False)
     return app
 
 

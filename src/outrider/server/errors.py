@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -173,20 +172,28 @@ def problem_of(error: OutriderError, param: str | None = None) -> Problem:
 
 def install(app: FastAPI, observe: ObserveError | None = None) -> None:
     """Answer every error of the application in this shape, and let `observe` know."""
-    for kind, convert in _CONVERSIONS.items():
-        app.add_exception_handler(kind, partial(_answer, convert, observe))
+
+    async def answer(request: Request, error: Exception) -> Response:
+        problem = _problem(request, error)
+        if observe is not None:
+            observe(problem.status, problem.code)
+        return problem.response(request.url.path)
+
+    for kind in (Problem, OutriderError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
 
 
-async def _answer(
-    convert: Callable[[Request, Any], Problem],
-    observe: ObserveError | None,
-    request: Request,
-    error: Exception,
-) -> Response:
-    problem = convert(request, error)
-    if observe is not None:
-        observe(problem.status, problem.code)
-    return problem.response(request.url.path)
+def _problem(request: Request, error: Exception) -> Problem:
+    match error:
+        case Problem():
+            return error
+        case OutriderError():
+            return problem_of(error)
+        case RequestValidationError():
+            return invalid_body(error.errors(), error.body)
+        case HTTPException():
+            return _of_http(request, error)
+    return internal_error()  # it is logged where it is raised again
 
 
 def _of_http(request: Request, error: HTTPException) -> Problem:
@@ -200,15 +207,6 @@ def _of_http(request: Request, error: HTTPException) -> Problem:
     elif status == 400:  # the body cannot be read at all
         code, why = "invalid_json", "the body is not JSON: give valid UTF-8, nested no deeper than need be."
     return Problem(status, why, code=code, headers=error.headers)
-
-
-_CONVERSIONS: dict[type[Exception], Callable[[Request, Any], Problem]] = {
-    Problem: lambda _, error: error,
-    OutriderError: lambda _, error: problem_of(error),
-    RequestValidationError: lambda _, error: invalid_body(error.errors(), error.body),
-    HTTPException: _of_http,
-    Exception: lambda *_: internal_error(),  # it is logged where it is raised again
-}
 
 
 # Requests that do not fit their models

@@ -76,28 +76,6 @@ def address_of(sockets: Sequence[socket.socket], *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{shown}:{port}"
 
 
-def _http_config(app: ASGIApp, settings: ServeSettings) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        interface="asgi3",
-        loop="asyncio",
-        http=_Protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        backlog=_BACKLOG,
-        limit_concurrency=settings.max_connections + 1,
-        timeout_keep_alive=_IDLE_S,
-        timeout_graceful_shutdown=int(settings.drain_timeout) + _GRACE_S,
-        h11_max_incomplete_event_size=_LARGEST_HEAD_BYTES,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
-    )
-
-
 class _Protocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -107,13 +85,10 @@ class _Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Serves an application until a signal comes.
-
-    The first SIGTERM or SIGINT drains: nothing new is accepted, and running requests get
-    `settings.drain_timeout` seconds. A second one ends the program at once. `drain` is called when draining
-    begins, `ready` when connections are accepted. No connection is held open for nothing, however slow the
-    client.
-    """
+    """Serves an application until a signal comes. The first SIGTERM or SIGINT drains: nothing new is
+    accepted, and running requests get `settings.drain_timeout` seconds. A second one ends the program at
+    once. `drain` is called when draining begins, `ready` when connections are accepted. No connection is held
+    open for nothing, however slow the client."""
 
     def __init__(
         self,
@@ -123,7 +98,26 @@ class Server(uvicorn.Server):
         drain: Drain | None = None,
         ready: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(_http_config(app, settings))
+        config = uvicorn.Config(
+            app,
+            interface="asgi3",
+            loop="asyncio",
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            limit_concurrency=settings.max_connections + 1,
+            timeout_keep_alive=_IDLE_S,
+            timeout_graceful_shutdown=int(settings.drain_timeout) + _GRACE_S,
+            h11_max_incomplete_event_size=_LARGEST_HEAD_BYTES,
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
+        )
+        super().__init__(config)
         self._settings = settings
         self._drain = drain
         self._ready = ready

@@ -140,11 +140,6 @@ class Limits(Group, panel="Limits"):
         30.0, "Seconds that running requests get to end when the server is stopped."
     )
 
-    @property
-    def max_gap_s(self) -> float | None:
-        """The longest step in seconds; None: the default."""
-        return None if self.max_gap is None else self.max_gap / 1000
-
 
 class Cache(Group, panel="Cache"):
     """Where KV and texts go that are to be used again later."""
@@ -274,10 +269,8 @@ class Configuration:
 def read_configuration(
     flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
 ) -> Configuration:
-    """The settings in force; `flags` are those that the command line gave, by name.
-
-    Without `file` the variable OUTRIDER_CONFIG may name one. Raises SettingError.
-    """
+    """The settings in force; `flags` are those that the command line gave, by name. Without `file` the
+    variable OUTRIDER_CONFIG may name one. Raises SettingError."""
     path = file or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
     found: _Given = {}
     several: dict[str, _Given] = {}

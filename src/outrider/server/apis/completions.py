@@ -132,12 +132,9 @@ def infill_prompt(
     files: Sequence[tuple[str, str]] = (),
     max_tokens: int | None = None,
 ) -> tuple[int, ...]:
-    """The tokens of a prompt for the text between two others. What does not fit is cut far from the gap.
-
-    `field` is the request's field that a Problem names, `begun` how the text of the gap begins. Of `files`
-    (names and texts) the last ones that fit are taken whole. Raises Problem where the model cannot do it, or
-    nothing has room.
-    """
+    """The tokens of a prompt for the text between two others, which begins with `begun`. What does not fit is
+    cut far from the gap; of `files` (names and texts) the last ones that fit are taken whole. Raises Problem
+    about `field` where the model cannot do it, or nothing has room."""
     tokens = service.infill
     if tokens is None:
         why = f"{service.name} has no tokens for filling in a middle. Load a model that has, or leave it out."

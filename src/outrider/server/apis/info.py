@@ -1,4 +1,4 @@
-"""Text to tokens and back, what is served, health, metrics, and the page for people."""
+"""Text to tokens and back, what is served, health, metrics."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from outrider.server.apis.chat import render, tokens_of
 from outrider.server.apis.shapes import Body, Json, Many, Message, Token
 from outrider.server.errors import Problem, invalid_field, problem_of
 from outrider.server.models import models_of
-from outrider.server.page import page
 from outrider.server.service import Service
 
 router = APIRouter()
-page_router = APIRouter()
 
 _MAX_CHARACTERS = 1_000_000
 """of a text for /tokenize, which take seconds"""
@@ -79,25 +77,23 @@ def _tokenize(service: Service, body: TokenizeRequest) -> Json:
     given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise invalid_field("content", "give exactly one of content, prompt and messages.")
-    try:
-        tokens = _tokens(service, body, given[0])
-    except InputError as error:
-        raise problem_of(error, given[0]) from None
+    tokens = tokens_of(service, render(service, body.messages)) if body.messages else _tokens(service, body)
     return {"tokens": tokens, "count": len(tokens), "max_model_len": service.context_tokens}
 
 
-def _tokens(service: Service, body: TokenizeRequest, name: str) -> list[int]:
-    if body.messages is not None:
-        return tokens_of(service, render(service, body.messages))
-    text = body.content or body.prompt or ""
-    if len(text) > _MAX_CHARACTERS:
+def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
+    name, text = ("prompt", body.prompt) if body.content is None else ("content", body.content)
+    if len(text := text or "") > _MAX_CHARACTERS:
         raise invalid_field(name, f"it has more than {_MAX_CHARACTERS:,} characters. Send it in parts.")
     parse_special = body.parse_special is not False
     if parse_special and service.controls.count(text) > _MAX_CONTROLS:
         why = f"it spells more than {_MAX_CONTROLS:,} control tokens."
         raise invalid_field(name, f"{why} Use parse_special: false, or shorten it.")
     add_special = name == "prompt" if body.add_special is None else body.add_special
-    return service.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+    try:
+        return service.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+    except InputError as error:
+        raise problem_of(error, name) from None
 
 
 # Models
@@ -141,7 +137,7 @@ async def status(request: Request, model: str | None = None) -> Any:
     }
 
 
-# Health, metrics, the page
+# Health, metrics
 
 
 @router.head("/health", include_in_schema=False)
@@ -163,9 +159,3 @@ async def metrics(request: Request) -> Response:
     """Metrics in the format that the Accept header prefers."""
     content, content_type = models_of(request).metrics.render(request.headers.get("accept", ""))
     return Response(content, headers={"content-type": content_type})
-
-
-@page_router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-async def show_page() -> Response:
-    """The page."""
-    return page()

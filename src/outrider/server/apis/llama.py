@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Annotated, Any, ClassVar
 
@@ -85,24 +86,20 @@ async def apply_template(body: ChatRequest, request: Request) -> Any:
 async def props(request: Request, model: str | None = None) -> Any:
     """A model's settings, as far as clients need them."""
     async with models_of(request).serving(model) as service:
-        return _props(service)
-
-
-def _props(service: Service) -> Json:
-    template, sampling = service.template, service.defaults
-    params = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-    return {
-        "default_generation_settings": {"n_ctx": service.context_tokens, "params": params},
-        "total_slots": service.worker.state().max_running,
-        "model_alias": service.name,
-        "model_path": service.session.target.name,
-        "chat_template": template.source if template else "",
-        "bos_token": template.bos if template else "",
-        "eos_token": template.eos if template else "",
-        "modalities": {"vision": False, "audio": False},
-        "build_info": service.fingerprint,
-        "is_sleeping": False,
-    }
+        template, sampling = service.template, service.defaults
+        params = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        return {
+            "default_generation_settings": {"n_ctx": service.context_tokens, "params": params},
+            "total_slots": service.worker.state().max_running,
+            "model_alias": service.name,
+            "model_path": service.session.target.name,
+            "chat_template": template.source if template else "",
+            "bos_token": template.bos if template else "",
+            "eos_token": template.eos if template else "",
+            "modalities": {"vision": False, "audio": False},
+            "build_info": service.fingerprint,
+            "is_sleeping": False,
+        }
 
 
 # The plan
@@ -236,11 +233,8 @@ def _picked(found: Json, wanted: Sequence[str]) -> Json:
     picked: Json = {}
     for path in wanted:
         value: Any = found
-        for name in path.split("/"):
-            value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
-        if value is not _MISSING:
+        with suppress(KeyError, TypeError):
+            for name in path.split("/"):
+                value = value[name]
             picked[path] = value
     return picked
-
-
-_MISSING = object()

@@ -131,7 +131,28 @@ async def ps(request: Request) -> Any:
 async def show(body: ShowRequest, request: Request) -> Any:
     """Describe a model."""
     async with models_of(request).serving(body.model) as service:
-        return _shown(service)
+        card, template = service.card, service.template
+        able = {
+            "completion": True,
+            "tools": template is not None,
+            "insert": service.infill is not None,
+            "thinking": service.format.reasons,
+        }
+        info: Json = {}
+        if card is not None:
+            family = card.architecture
+            info = {
+                "general.architecture": family,
+                "general.parameter_count": card.parameters,
+                f"{family}.context_length": service.context_tokens,
+            }
+        return {
+            "template": template.source if template else "",
+            "details": _details(service),
+            "model_info": info,
+            "capabilities": [name for name, is_able in able.items() if is_able],
+            "modified_at": datetime.fromtimestamp(service.started_unix_s, UTC).isoformat(),
+        }
 
 
 async def _load(request: Request, body: OllamaFields, nothing: Json) -> Response:
@@ -165,31 +186,6 @@ def _details(service: Service | None) -> Json:
         "families": [family],
         "parameter_size": f"{card.parameters / 1e9:.1f}B" if card else "",
         "quantization_level": card.quantization if card else "",
-    }
-
-
-def _shown(service: Service) -> Json:
-    card, template = service.card, service.template
-    able = {
-        "completion": True,
-        "tools": template is not None,
-        "insert": service.infill is not None,
-        "thinking": service.format.reasons,
-    }
-    info: Json = {}
-    if card is not None:
-        family = card.architecture
-        info = {
-            "general.architecture": family,
-            "general.parameter_count": card.parameters,
-            f"{family}.context_length": service.context_tokens,
-        }
-    return {
-        "template": template.source if template else "",
-        "details": _details(service),
-        "model_info": info,
-        "capabilities": [name for name, is_able in able.items() if is_able],
-        "modified_at": datetime.fromtimestamp(service.started_unix_s, UTC).isoformat(),
     }
 
 

@@ -1,9 +1,6 @@
-"""The web page: its files joined into one document, with a content security policy that allows just these.
-
-`index.html` names its style sheet and scripts as files, so that it can be read and edited in parts;
-here each of them takes the place of its tag. The policy allows inline code by its hash alone, requests
-to the page's own origin alone, and (Trusted Types) no text to become markup or code.
-"""
+"""The web page: `index.html`, with its style sheet and scripts in the place of their tags, and a content
+security policy that allows inline code by its hash alone, requests to the page's own origin alone, and
+(Trusted Types) no text to become markup or code."""
 
 from __future__ import annotations
 
