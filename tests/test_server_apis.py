@@ -357,25 +357,6 @@ def test_a_conversation_is_read_as_openais_is(served: Serving) -> None:
     assert list(plan.requests[0].prompt) == tokens
 
 
-def test_ollama_answers_a_text(served: Serving) -> None:
-    asked = {"stream": False, "options": {"temperature": 0}, "prompt": "Say [[one]]", "system": "Be brief."}
-    body = served.post(GENERATE, **asked).json()
-    assert (body["response"], body["done_reason"]) == ("one", "stop")
-    turns = [{"role": "system", "content": "Be brief."}, *user("Say [[one]]")]
-    assert body["prompt_eval_count"] == served.post("/tokenize", messages=turns).json()["count"]
-
-
-def test_a_raw_text_is_continued_as_it_stands(served: Serving) -> None:
-    asked = {"stream": False, "raw": True, "options": {"temperature": 0}, "prompt": f"[[{'long ' * 9}]]|"}
-    body = served.post(GENERATE, **asked).json()
-    assert body["response"] == "long " * 9
-    scored = served.post(GENERATE, **asked, logprobs=True, top_logprobs=2).json()["logprobs"]
-    assert [one["token"] for one in scored] == list("long " * 9)
-    assert len(scored[0]["top_logprobs"]) == 2
-    refused = served.post(GENERATE, **asked, system="x")
-    assert refused.status_code == 400
-
-
 def test_limits_hold() -> None:
     with serving(settings=ServeSettings(max_tokens=4), template=HERMES) as served:
         body = ask_ollama(served, "Hello!")
@@ -409,6 +390,7 @@ def test_what_clients_look_up_first(served: Serving) -> None:
         (OLLAMA, {"model": "other", "messages": user("x")}, "there is no model other"),
         (OLLAMA, {"messages": [{"role": "user", "content": "x", "images": ["aaaa"]}]}, "messages[0].images"),
         (GENERATE, {"prompt": "x", "images": ["aaaa"]}, "images"),
+        (GENERATE, {"prompt": "x", "raw": True, "system": "x"}, "system: it needs the chat template"),
         (GENERATE, {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
         (GENERATE, {"prompt": "x", "suffix": "y"}, "no tokens for filling in a middle"),
         (OLLAMA, {"messages": user("x"), "options": {"mirostat": 1}}, "mirostat"),
