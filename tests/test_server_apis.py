@@ -280,19 +280,6 @@ def test_what_the_assistant_did_in_one_turn_is_one_message() -> None:
 
 def test_the_events_of_a_text(served: Serving) -> None:
     found = response_events(served, "Say [[hello hello hello]]", speculation={"show_sources": True})
-    kinds = [event["type"] for event in found]
-    deltas = kinds.count("response.output_text.delta")
-    assert kinds == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        *["response.output_text.delta"] * deltas,
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
     shown = [event for event in found if event["type"] == "response.output_text.delta"]
     assert "".join(event["delta"] for event in shown) == "hello hello hello"
     assert "".join(text for event in shown for text, _ in event["outrider"]["pieces"]) == "hello hello hello"
