@@ -18,7 +18,7 @@ import pytest
 
 from guarded import Small, guarded
 from outrider.core.errors import SettingError
-from outrider.server.running import Drain, Server, address_of, bind, check_tls, close
+from outrider.server.running import Drain, Server, address_of, bind, check_tls
 from outrider.server.settings import ServeSettings
 
 PATIENCE_S = 20.0
@@ -224,21 +224,20 @@ def test_all_addresses_of_a_name_have_one_port(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(socket, "getaddrinfo", found)
     sockets = bind("localhost", 0)
     addresses = [opened.getsockname() for opened in sockets]
-    close(sockets)
+    for opened in sockets:
+        opened.close()
     assert [host for host, _ in addresses] == ["127.0.0.1", "127.0.0.2"]
     assert len({port for _, port in addresses}) == 1
 
 
-def test_addresses_as_people_type_them() -> None:
-    for host, shown in (("127.0.0.1", "https://127.0.0.1"), ("::1", "https://[::1]")):
-        try:
-            sockets = bind(host, 0)
-        except SettingError:
-            assert host == "::1"  # a machine without IPv6
-            continue
-        port = sockets[0].getsockname()[1]
-        assert address_of(sockets, tls=True) == f"{shown}:{port}"
-        close(sockets)
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "https://127.0.0.1"), ("::1", "https://[::1]")])
+def test_addresses_as_people_type_them(host: str, shown: str) -> None:
+    try:
+        [opened] = bind(host, 0)
+    except SettingError:
+        pytest.skip("a machine without IPv6")
+    with opened:
+        assert address_of([opened], tls=True) == f"{shown}:{opened.getsockname()[1]}"
 
 
 # TLS

@@ -21,7 +21,7 @@ from outrider.server.assembly import assemble, log_to_stderr
 from outrider.server.keys import KeyRing, key_ring
 from outrider.server.metrics import Metrics
 from outrider.server.models import Model, Models, keep_few_heaps
-from outrider.server.running import Server, address_of, bind, check_tls, close
+from outrider.server.running import Server, address_of, bind, check_tls
 from outrider.server.service import Service
 from outrider.server.settings import Configuration, ServeSettings, is_loopback
 from outrider.session.loading import resolve_models
@@ -57,7 +57,8 @@ def serve(configuration: Configuration) -> int:
             server.run(sockets)
         return 0
     finally:
-        close(sockets)
+        for opened in sockets:
+            opened.close()
 
 
 def _plan(settings: ServeSettings) -> PairPlan:

@@ -52,12 +52,6 @@ def bind(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def close(sockets: Sequence[socket.socket]) -> None:
-    """Close them all. Doing it twice is harmless."""
-    for opened in sockets:
-        opened.close()
-
-
 def check_tls(cert: Path, key: Path) -> None:
     """Raise SettingError for files that cannot be used for HTTPS."""
     try:

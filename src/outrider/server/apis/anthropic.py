@@ -49,11 +49,26 @@ _BLOCKS = {
 """The blocks that a turn of each role may have."""
 
 
+class OutputSchema(Shape):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: Json = Field(alias="schema")
+
+
+class OutputConfig(Shape):
+    """What the answer has to be, and how much the model is to think."""
+
+    effort: shapes.Effort | None = None
+    format: OutputSchema | None = None
+
+
 class Turn(Shape):
-    """One turn of the conversation."""
+    """One turn of the conversation. The effort of its `output_config` is for the answers after it."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Many[Block] | None = None
+    output_config: OutputConfig | None = None
 
     @model_validator(mode="after")
     def _fits_role(self) -> Turn:
@@ -94,20 +109,6 @@ class Thinking(Shape):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
-
-
-class OutputSchema(Shape):
-    """JSON of a schema."""
-
-    type: Literal["json_schema"]
-    json_schema: Json = Field(alias="schema")
-
-
-class OutputConfig(Shape):
-    """What the answer has to be, and how much the model is to think."""
-
-    effort: shapes.Effort | None = None
-    format: OutputSchema | None = None
 
 
 class CountTokensRequest(shapes.GenerationRequest):
@@ -196,7 +197,9 @@ def _as_chat(service: Service, body: CountTokensRequest) -> ChatRequest:
 
 
 def _effort(service: Service, body: CountTokensRequest) -> shapes.Effort | None:
-    thinking, wanted = body.thinking, body.output_config.effort if body.output_config else None
+    outputs = [body.output_config, *(turn.output_config for turn in body.messages)]
+    efforts = [output.effort for output in outputs if output and output.effort]
+    thinking, wanted = body.thinking, efforts[-1] if efforts else None
     if thinking and thinking.type == "disabled":
         wanted = "none"
     elif thinking and thinking.type == "enabled":

@@ -41,7 +41,6 @@ _NO_EFFECT = frozenset(
         "sse_ping_interval",
         # Reasoning is given as it is, and how much is said is not enforced.
         *("summary", "generate_summary", "display", "signature", "verbosity", "n_indent", "max_tool_calls"),
-        "output_config",  # of a single turn
         # Filters keep a token at least, and these samplers are off.
         *("min_keep", "mirostat_tau", "mirostat_eta", "tfs_z", "penalize_newline"),
         # How a model is run is said when the server is started.
