@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from engines import ScriptedDrafter
 from examples import examples
+from outrider import Session
 from outrider.backends.fake import random_logits
 from outrider.backends.gguf.options import LoadOptions
 from outrider.policy.fixed import FixedPolicy
 from outrider.server.service import Service
-from outrider.session import Session
 from serving import (
     CALL,
     CHAT,
