@@ -21,7 +21,7 @@ from outrider.lab.distill.checkpoint import Checkpoint, Shape
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _NEVER_TRIM_BYTES = 2**31 - 1
 _CLEARLY_FASTER = 1.5
-_TRIALS = 20
+_TRIALS = 3
 
 
 def device_of() -> torch.device:
