@@ -1,13 +1,9 @@
 """What tests of drafts in the making share: tiny checkpoints, and what is said after a text."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import pytest
 
 from llama_cpp_models import SMALL
 from outrider.backends.gguf.model import Weights
@@ -15,15 +11,6 @@ from outrider.core.data import Logits, Span
 from outrider.lab.distill.checkpoint import Array, Checkpoint, Provenance, Shape, tensor_sizes
 
 PROVENANCE: Provenance = {"teacher": "tiny", "data": "3 prompts", "tokens": 5_000_000_000, "seed": 7}
-
-
-def torch_alone() -> Any:
-    """PyTorch without its compiler, which nothing here uses and an optimizer loads for some seconds. Skips
-    tests where it is not installed."""
-    torch = pytest.importorskip("torch")
-    torch._dynamo = SimpleNamespace(disable=lambda function, *_, **__: function, graph_break=lambda: None)
-    sys.modules.setdefault("torch._dynamo", torch._dynamo)
-    return torch
 
 
 def spoken(path: Path, tokens: list[int]) -> Logits:

@@ -13,13 +13,12 @@ from gguf.quants import dequantize, quantize
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distilling import PROVENANCE, random_weights, torch_alone
-
 # What is imported below needs it, and it need not be installed.
 # ruff: noqa: E402
-torch = torch_alone()
+torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # tiny products take longer on more
 
+from distilling import PROVENANCE, random_weights
 from engines import END, VOCABULARY, asked
 from llama_cpp_models import SMALL
 from outrider.backends.fake import FakeModel, random_logits
