@@ -1,4 +1,4 @@
-"""Constraints over the embedded model's own vocabulary."""
+"""The embedded model's own vocabulary, and constraints over it."""
 
 import json
 import random
@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 
 from grammars import walk, written
+from outrider.backends.gguf.c_types import functions
 from outrider.backends.gguf.model import Weights
 from outrider.backends.gguf.options import LoadOptions
 from outrider.constraints.compiler import Compiler, GrammarConstraint
@@ -55,6 +56,25 @@ def vocabulary() -> Iterator[Vocabulary]:
 @pytest.fixture(scope="module")
 def compiler(vocabulary: Vocabulary) -> Compiler:
     return Compiler(vocabulary)
+
+
+def test_the_vocabulary_agrees_with_the_c_api(vocabulary: Vocabulary) -> None:
+    weights = Weights(MODEL, LoadOptions(threads=1, backend="llama.cpp"))
+    weights.library.declare(functions("bool llama_vocab_is_control (ptr i32)"))
+    lib = weights.library.functions
+    theirs = lib.llama_model_get_vocab(weights.handle)
+    assert vocabulary.size == 49152 and vocabulary.kind.startswith("bpe")
+    for token in range(0, vocabulary.size, 7):
+        assert vocabulary.spelling(token) == lib.llama_vocab_get_text(theirs, token)
+        assert vocabulary.is_control(token) == lib.llama_vocab_is_control(theirs, token)
+        assert vocabulary.ends_generation(token) == lib.llama_vocab_is_eog(theirs, token)
+    weights.close()
+    [end] = vocabulary.tokenize("<|im_end|>", parse_special=True)
+    assert vocabulary.ends_generation(end) and vocabulary.piece(end) == b""
+    assert len(vocabulary.tokenize("<|im_end|>")) > 1
+    for text in ("  two spaces\n\n\ttab", "naïve 中文 🎉🏽 e\u0301", "x" * 3000):
+        pieces = map(vocabulary.piece, vocabulary.tokenize(text, add_special=False))
+        assert b"".join(pieces) == text.encode()
 
 
 def ends(vocabulary: Vocabulary) -> list[int]:

@@ -307,6 +307,13 @@ def test_own_texts_are_labelled_by_the_target(teacher: Teacher) -> None:
     assert [t.tokens.tolist() for t in other] != [t.tokens.tolist() for t in texts]
 
 
+def test_own_texts_hold_no_token_that_the_draft_does_not_know(teacher: Teacher) -> None:
+    subset = Subset.of([0, 2, END], 6)
+    own = OnPolicy([letters(3, 9)], FakeModel(VOCABULARY, LANGUAGE), subset, 8, max_tokens=60, seed=5)
+    for text in own.texts(small_network(4, teacher.checkpoint), 0):
+        assert 3 not in text.tokens[-len(text.ids) + 1 :].tolist() or len(text.ids) == 1
+
+
 # Evaluation
 
 
@@ -536,6 +543,12 @@ def whole(model: Checkpoint) -> Subset:
 def test_layers_that_change_nothing_are_left_out(model: Checkpoint) -> None:
     idle = changed(model, (1, 3, 4), 1e-4)
     assert best_layers(idle, whole(model), answers(idle), 3) == [0, 2, 5]
+
+
+def test_layers_are_chosen_for_what_a_draft_can_say(model: Checkpoint) -> None:
+    idle = changed(model, (2, 3), 1e-4)
+    subset = Subset.of(range(0, model.shape.vocabulary, 2), model.shape.vocabulary)
+    assert best_layers(restrict(idle, subset), subset, answers(idle), 4) == [0, 1, 4, 5]
 
 
 def test_a_layer_whose_change_no_other_reads_is_left_out(model: Checkpoint) -> None:
