@@ -97,15 +97,18 @@ def is_closed(weights: Weights) -> bool:
 # Loading
 
 
-def test_a_pair_says_what_its_target_says_in_fewer_calls(path: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(seed=3)])
+def test_a_pair_says_what_its_target_says_in_fewer_calls(
+    path: Callable[..., Path], sampling: SamplingParams
+) -> None:
     target, draft = path(), path(noise=0.02)
     with Session.load(target, context_length=256, options=OPTIONS) as session:
-        plain = session.generate(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True, speculate=False)
+        plain = session.generate(PROMPT, max_tokens=40, sampling=sampling, ignore_end=True, speculate=False)
     policy = FixedPolicy(p_min=0.0)
     with Session.load(target, draft, context_length=256, options=OPTIONS, policy=policy) as session:
         names = [drafter.name for drafter in session.engine.drafters]
         assert names == ["prediction", "lookup", "earlier", "draft"]
-        fast = session.generate(PROMPT, max_tokens=40, sampling=GREEDY, ignore_end=True)
+        fast = session.generate(PROMPT, max_tokens=40, sampling=sampling, ignore_end=True)
         assert session.notices == []
     assert fast.tokens == plain.tokens and len(fast.tokens) == 40
     assert any("draft" in record.draft.sources for record in fast.records)
