@@ -2,7 +2,7 @@
 mistakes that others have made would be noticed."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -209,6 +209,12 @@ def test_what_is_drawn_is_what_is_said(rule: Rule, kind: DraftSampling, draws: b
         if draws
         else "most likely drafts"
     )
+
+
+@pytest.mark.parametrize("settings", [{"rule": "none"}, {"draft_sampling": "some"}])
+def test_what_verification_does_not_know_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingError):
+        Verification(**settings)
 
 
 def in_a_row(p: Sequence[float], num: int) -> LazyDistributions:
