@@ -535,6 +535,17 @@ def decided(rule: Rule, fault: str | None, seed: int, *, contexts: int = 40, tim
     return tests
 
 
+def test_an_error_of_the_ratio_is_one_of_drafts_that_were_not_drawn_too() -> None:
+    targets = [Distribution(np.arange(4), np.full(4, 0.25))] * 2
+    request = Request(PROMPT, SamplingParams(temperature=1.0))
+
+    def accepted(fault: str | None) -> float:
+        verifiers = (verifier_with(fault)(request, seed) for seed in range(800))
+        return float(np.mean([v.verify(targets, offer((1,)), 0).num_accepted for v in verifiers]))  # type: ignore[arg-type]
+
+    assert [accepted(None), accepted("acceptance=2")] == pytest.approx([0.25, 0.5], abs=0.06)
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_laws_are_what_the_rules_do(rule: Rule) -> None:
     """Enumerated by frequency: 20,000 verdicts of one draft."""

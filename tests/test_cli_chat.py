@@ -5,10 +5,16 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from cli_helpers import TEMPLATE, Call, Outcome, Terminal, environment, refused
+from outrider.cli.screen import Screen
+from outrider.cli.settings import TextSettings
+from outrider.cli.stream import TokenPrinter
+from outrider.core.data import Piece
 
 SHORT = ("-t", "1", "--temp", "0", "-n", "8")
 Open = Callable[..., Terminal]
@@ -97,6 +103,14 @@ def test_a_held_back_end_is_shown_in_every_turn(chat: Call) -> None:
     once = chat("-n", "6", "-q", "-r", stop, stdin="hello\n").out
     assert once == text + "\n"
     assert chat("-n", "6", "-q", "-r", stop, stdin="hello\n/reset\nhello\n").out == once * 2
+
+
+def test_what_ctrl_c_left_held_back_is_shown_in_every_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = TokenPrinter(cast(TextSettings, SimpleNamespace(show_source=False)), Screen())
+    for _ in range(2):
+        printer.print((Piece("shown ", "target"),))
+        printer.end("shown held")
+    assert capsys.readouterr().out == "shown held\n" * 2
 
 
 def test_a_full_context_is_said_and_reset_helps(chat: Call) -> None:
