@@ -167,9 +167,10 @@ def test_the_certificate_of_a_command_holds(
 
     monkeypatch.setattr(verify, "make_plan", small)
     arguments = ["verify", "-m", backend.path(kind), "--llama-library", backend.file.path, "-t", 1, "-c", 256]
-    arguments += ["--quick", "-n", 40, "--no-bitwise", "--policy", "fixed", "--draft-max", 8, "--json"]
+    drafting = ["--policy", "fixed", "--draft-max", 8, "--draft-p-min", 0]
+    arguments += ["--quick", "-n", 60, "--no-bitwise", *drafting, "--json"]
     arguments += ["--no-swa-full"] if not made.full_window else []
-    arguments += ["-p", "the river and the road " * 3, "-p", "a b c d a b c d"]
+    arguments += ["-p", "the river and the road " * 3, "-p", "a b c d a b c d", "-p", "abacabadabacaba"]
     monkeypatch.chdir(tmp_path)
     outcome = outrider(*map(str, arguments))
     assert outcome.status == 0, outcome.err
