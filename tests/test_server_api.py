@@ -1,4 +1,4 @@
-"""Chat completions, completions and the small endpoints, on a tiny model that says what it is told; who asks,
+"""Chat completions, completions and the small endpoints, on a tiny model that says what is asked of it; who asks,
 and what is counted."""
 
 from collections.abc import Iterator
