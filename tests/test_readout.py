@@ -312,7 +312,7 @@ def test_what_reading_the_prompt_took_is_no_part_of_what_was_chosen() -> None:
 
 @pytest.mark.parametrize(("step_s", "row"), [(0.02, r"0: .* [0-9]+% of its tokens"), (0.3, r"0\s*$")])
 def test_why_a_draft_model_was_not_asked_is_said(step_s: float, row: str) -> None:
-    """Reading the prompt takes it too long here; the more expensive one could not pay if it were always right."""
+    """Reading the prompt takes it too long here; the other costs too much even if it were always right."""
     policy = Simulated(FLAT, step_s, prefill_s=100.0)
     engine = Engine(language_model(), [model_drafter(random_logits(VOCABULARY.size, seed=1))], policy)
     request = Request(PROMPT, GREEDY, max_tokens=12, ignore_end=True)

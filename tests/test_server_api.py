@@ -1,4 +1,4 @@
-"""Chat completions, completions and the small endpoints, on a tiny model that says what is asked of it; who asks,
+"""Chat completions, completions and the small endpoints, on a tiny model whose answers are given; who asks,
 and what is counted."""
 
 from collections.abc import Iterator
